@@ -1,0 +1,1 @@
+"""SpanBERT pretraining in JAX and Flax."""

@@ -1,0 +1,74 @@
+"""What can go wrong, each kind with the exit code that its process ends with."""
+
+import sys
+from collections.abc import Callable, Sequence
+
+from absl import app, flags, logging
+
+# 0: done. 1: a bug of ours, left to Python and its traceback.
+BAD_INPUT = 2
+NON_FINITE = 3
+STORAGE_FAILED = 4
+# EX_TEMPFAIL of sysexits.h: the state is saved, run the same command again.
+PREEMPTED = 75
+
+
+class UserError(Exception):
+    """An error that its reader can mend: one sentence, no traceback needed."""
+
+    exit_code: int
+
+
+class InputError(UserError):
+    """A setting or a datum is wrong; the message names it, with its value."""
+
+    exit_code = BAD_INPUT
+
+
+class NonFiniteError(UserError):
+    """The loss or the gradient norm of a step is not a finite number."""
+
+    exit_code = NON_FINITE
+
+
+class StorageError(UserError):
+    """A checkpoint or a corpus could not be written, or not read back."""
+
+    exit_code = STORAGE_FAILED
+
+
+def run(main: Callable[[Sequence[str]], int | None]) -> None:
+    """Runs a command: parses its flags, calls `main`, exits with the right code.
+
+    Args:
+        main: takes argv without the flags; returns the exit code (None means 0).
+    """
+
+    def guarded(argv: Sequence[str]) -> int | None:
+        # The libraries' notes would bury ours.
+        if not flags.FLAGS["verbosity"].present:
+            logging.set_verbosity(logging.WARNING)
+        try:
+            if len(argv) > 1:
+                raise InputError(f"unknown argument {argv[1]!r}; flags begin with --")
+            return main(argv)
+        except UserError as error:
+            return _report(error)
+
+    app.run(guarded, flags_parser=_parse_flags)
+
+
+def _parse_flags(argv: Sequence[str]) -> Sequence[str]:
+    try:
+        return flags.FLAGS(argv)
+    except flags.Error as error:
+        sys.exit(_report(error))
+    # What ml_collections raises for --config.a.b with a name that is not there.
+    except AttributeError as error:
+        sys.exit(_report(InputError(f"unknown setting {error}")))
+
+
+def _report(error: Exception) -> int:
+    message = " ".join(str(error).replace("\\n", " ").split())
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    return getattr(error, "exit_code", BAD_INPUT)
