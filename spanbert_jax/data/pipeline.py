@@ -1,0 +1,78 @@
+"""The pipeline: batches in the order of the steps, made ahead on other threads."""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from spanbert_jax.data.batch import Batch, Feed, batch_spec, make_batch
+from spanbert_jax.errors import InputError
+
+# The rows of the global batch of a step, -1 for an empty one, and their epochs.
+RowOrder = Callable[[int], tuple[np.ndarray, np.ndarray]]
+
+
+def batches(
+    feed: Feed, order: RowOrder, rows: range, steps: range, workers: int
+) -> Iterator[Batch]:
+    """This process's part of the batches of some steps.
+
+    Args:
+        feed: the text and the recipe.
+        order: which rows of the plan a step sees, such as a `plan.shuffled_rows` whose
+            other arguments are bound.
+        rows: which rows of the global batch this process makes.
+        steps: the steps; nothing before them is computed.
+        workers: batches made at a time; their number changes no batch.
+
+    Yields:
+        The batches, in the order of the steps.
+
+    Raises:
+        InputError: a datum is wrong.
+    """
+    # Seconds to import; the commands that only read a corpus do without.
+    import tensorflow as tf
+
+    # Where the full wheel is installed it would take the accelerator's memory.
+    tf.config.set_visible_devices([], "GPU")
+    spec = batch_spec(len(rows), feed.block_length, feed.target_slots)
+    dtypes = [tf.as_dtype(dtype) for _, dtype in spec.values()]
+    faults: list[InputError] = []
+
+    def make(step: np.ndarray) -> list[np.ndarray]:
+        chosen, epochs = order(int(step))
+        mine = slice(rows.start, rows.stop)
+        try:
+            batch = make_batch(feed, chosen[mine], epochs[mine])
+        except InputError as error:
+            faults.append(error)
+            raise
+        return [batch[key] for key in spec]
+
+    def load(step: tf.Tensor) -> dict[str, tf.Tensor]:
+        arrays = tf.numpy_function(make, [step], dtypes, stateful=False)
+        named = dict(zip(spec, arrays, strict=True))
+        return {key: tf.ensure_shape(named[key], spec[key][0]) for key in spec}
+
+    made = tf.data.Dataset.range(steps.start, steps.stop)
+    # Deterministic: in the order of the steps, whichever worker ends first.
+    made = made.map(load, num_parallel_calls=workers, deterministic=True)
+    # As many as are being made, so that one slow batch does not stall a step.
+    made = made.prefetch(workers)
+    options = tf.data.Options()
+    options.threading.private_threadpool_size = workers
+    options.autotune.enabled = False
+    iterator = made.with_options(options).as_numpy_iterator()
+    return _unwrapped(iterator, faults, tf.errors.OpError)
+
+
+def _unwrapped(
+    iterator: Iterator[Batch], faults: list[InputError], wrapper: type[Exception]
+) -> Iterator[Batch]:
+    """Raises our own error where tf.data wrapped it in one of its own."""
+    try:
+        yield from iterator
+    except wrapper:
+        if faults:
+            raise faults[0] from None
+        raise
