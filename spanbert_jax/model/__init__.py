@@ -1,0 +1,1 @@
+"""Encoder, heads and losses: pure functions and linen modules, no input or output."""
