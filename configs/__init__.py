@@ -1,0 +1,1 @@
+"""Recipes: `default` holds every knob, each other file only what differs."""

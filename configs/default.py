@@ -1,0 +1,79 @@
+"""Every knob, with its unit and its reason. Not a recipe: it names no corpus.
+
+The values are SpanBERT's (Joshi et al. 2019) at BERT-base size; the other files differ
+from them only where their name says so.
+
+Command: python -m spanbert_jax.main --config=configs/default.py \
+    --config.data.corpus=DIR --workdir=RUN
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config() -> ConfigDict:
+    """All settings."""
+    config = ConfigDict()
+
+    config.train = train = ConfigDict()
+    train.steps = 2_400_000  # optimiser updates; the schedule ends here
+    train.stop_after = 0  # stop with a save after this step; 0 = at train.steps
+    train.batch_size = 256  # rows of data.block_length, over all devices
+    train.accumulation = 1  # microbatches per update: less memory, same numbers
+    train.seed = 0  # of parameters, dropout, row order and masks
+    train.log_every = 100  # steps between lines of metrics.jsonl
+    train.eval_every = 10_000  # steps between evaluations; 0 = only the last step
+
+    config.data = data = ConfigDict()
+    data.corpus = ""  # directory made by spanbert_jax.prepare, or "embedded"
+    data.block_length = 512  # tokens of a row, with [CLS] and [SEP]
+    data.packing = False  # several blocks a row: up to 1.5 times the tokens a step
+    data.masking = "span"  # what is masked at a time: span, word, subword
+    data.replacement = "span"  # what one 80/10/10 draw covers: span, word, token
+    data.mask_ratio = 0.15  # share of a block's tokens to predict
+    data.span_p = 0.2  # of the geometric distribution of span lengths
+    data.max_span_words = 10  # the distribution is renormalised over 1..this
+    data.max_tries = 64  # draws of a start for a span before the rest stays unused
+    data.mask_share = 0.8  # share of draws that put [MASK]
+    data.random_share = 0.1  # share that puts random tokens; the rest is kept
+    data.eval_seed = 1_000  # of the held-out masks, the same for every train.seed
+    data.workers = 2  # batches made at a time; changes no batch
+    data.cache = ""  # directory for plans; "" = spanbert_jax in the user's cache
+
+    config.eval = ConfigDict()
+    config.eval.max_blocks = 0  # held-out blocks, a fixed seeded subset; 0 = all
+
+    config.model = model = ConfigDict()
+    model.num_layers = 12
+    model.hidden_size = 768
+    model.num_heads = 12  # divides hidden_size; 64 a head in BERT
+    model.intermediate_size = 3072  # 4 times hidden_size in BERT
+    model.max_positions = 512  # at least data.block_length
+    model.type_vocab_size = 2  # as BERT; single sequences use the first only
+    model.dropout = 0.1  # on embeddings and sublayer outputs
+    model.attention_dropout = 0.1  # on attention probabilities
+    model.dtype = "float32"  # of the computation, or bfloat16; parameters are float32
+
+    config.sbo = sbo = ConfigDict()
+    sbo.weight = 1.0  # lambda of the loss; 0 = no SBO head
+    sbo.positions = 20  # rows of the position table; the reference's runs use 15
+    sbo.position_size = 200  # width of the position table
+    sbo.edges = "use"  # [CLS], [SEP] as boundaries; "skip": no SBO there (reference)
+
+    config.optimizer = optimizer = ConfigDict()
+    optimizer.learning_rate = 1e-4  # peak
+    optimizer.warmup_steps = 10_000  # updates up to the peak; linear decay follows
+    optimizer.end_learning_rate = 0.0  # at train.steps
+    optimizer.beta1 = 0.9
+    optimizer.beta2 = 0.999
+    optimizer.epsilon = 1e-8
+    optimizer.weight_decay = 0.1  # paper; the reference's launch line has 0.01
+    optimizer.clip_norm = 1.0  # of the global gradient; from the reference's line
+
+    config.mesh = ConfigDict()
+    config.mesh.data = -1  # devices that share the batch; -1 = all
+
+    config.checkpoint = ConfigDict()
+    config.checkpoint.every = 10_000  # steps
+    config.checkpoint.keep = 3  # newest ones kept
+
+    return config.lock()  # a recipe may change settings, not add any

@@ -1,0 +1,282 @@
+"""Settings: the checks of a config, and the objects that it describes."""
+
+import json
+import os
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from spanbert_jax.corpus.store import Corpus
+from spanbert_jax.data.batch import Feed, SpecialIds
+from spanbert_jax.data.masking import SCHEMES, Masking
+from spanbert_jax.data.plan import load_plan
+from spanbert_jax.errors import InputError
+from spanbert_jax.model.encoder import Geometry
+from spanbert_jax.model.spanbert import SpanBert
+
+# What may change between two starts of a run though it lies in the data block.
+_NOT_IDENTITY = {"data.workers", "data.corpus", "data.cache"}
+_IDENTITY = {"train.seed", "train.batch_size"}
+
+Rule = tuple[tuple[str, ...], str, Callable[[Any], bool]]
+
+_RULES: list[Rule] = [
+    (
+        (
+            "train.steps",
+            "train.batch_size",
+            "train.accumulation",
+            "train.log_every",
+            "data.max_span_words",
+            "data.max_tries",
+            "data.workers",
+            "model.num_layers",
+            "model.hidden_size",
+            "model.num_heads",
+            "model.intermediate_size",
+            "model.max_positions",
+            "model.type_vocab_size",
+            "sbo.positions",
+            "sbo.position_size",
+            "checkpoint.every",
+            "checkpoint.keep",
+        ),
+        "at least 1",
+        lambda value: value >= 1,
+    ),
+    (
+        (
+            "train.stop_after",
+            "train.seed",
+            "train.eval_every",
+            "data.eval_seed",
+            "eval.max_blocks",
+            "optimizer.warmup_steps",
+        ),
+        "0 or more",
+        lambda value: value >= 0,
+    ),
+    (
+        (
+            "sbo.weight",
+            "optimizer.end_learning_rate",
+            "optimizer.weight_decay",
+        ),
+        "a finite number, 0 or more",
+        lambda value: 0 <= value < float("inf"),
+    ),
+    (
+        ("optimizer.learning_rate", "optimizer.epsilon", "optimizer.clip_norm"),
+        "above 0",
+        lambda value: value > 0,
+    ),
+    (
+        ("data.mask_ratio", "data.span_p"),
+        "above 0 and below 1",
+        lambda value: 0 < value < 1,
+    ),
+    (
+        (
+            "data.mask_share",
+            "data.random_share",
+        ),
+        "from 0 to 1",
+        lambda value: 0 <= value <= 1,
+    ),
+    (
+        (
+            "model.dropout",
+            "model.attention_dropout",
+            "optimizer.beta1",
+            "optimizer.beta2",
+        ),
+        "from 0 up to, but not including, 1",
+        lambda value: 0 <= value < 1,
+    ),
+    (
+        ("mesh.data",),
+        "at least 1, or -1 for all devices",
+        lambda value: value >= 1 or value == -1,
+    ),
+    (("data.masking",), f"one of {', '.join(SCHEMES)}", SCHEMES.__contains__),
+    (
+        ("data.replacement",),
+        "one of span, word, token",
+        ("span", "word", "token").__contains__,
+    ),
+    (("sbo.edges",), "one of use, skip", ("use", "skip").__contains__),
+    (
+        ("model.dtype",),
+        "one of float32, bfloat16",
+        ("float32", "bfloat16").__contains__,
+    ),
+    (("data.block_length",), "at least 3", lambda value: value >= 3),
+]
+
+
+def flatten(config: ConfigDict) -> dict[str, Any]:
+    """The settings by their dotted names."""
+    return {
+        f"{block}.{name}": value
+        for block, settings in config.items()
+        for name, value in settings.items()
+    }
+
+
+def validate(config: ConfigDict) -> None:
+    """Checks all that a config alone can get wrong.
+
+    Raises:
+        InputError: names the setting, its value and what it should be.
+    """
+    values = flatten(config)
+    for names, requirement, holds in _RULES:
+        for name in names:
+            if name not in values:
+                raise InputError(
+                    f"{name} is missing: a config derives from configs/default.py"
+                )
+            if not holds(values[name]):
+                raise InputError(
+                    f"{name} is {values[name]!r}; it must be {requirement}"
+                )
+    _not_above(values, "data.block_length", "model.max_positions")
+    _not_above(values, "optimizer.warmup_steps", "train.steps")
+    _not_above(values, "train.stop_after", "train.steps")
+    _divides(values, "train.accumulation", "train.batch_size")
+    _divides(values, "model.num_heads", "model.hidden_size")
+    shares = values["data.mask_share"] + values["data.random_share"]
+    if shares > 1:
+        raise InputError(
+            f"data.mask_share + data.random_share is {shares}; they must add up to at"
+            " most 1"
+        )
+
+
+def _not_above(values: dict[str, Any], small: str, large: str) -> None:
+    if values[small] > values[large]:
+        raise InputError(
+            f"{small} is {values[small]}, more than {large}, which is {values[large]}"
+        )
+
+
+def _divides(values: dict[str, Any], divisor: str, number: str) -> None:
+    if values[number] % values[divisor]:
+        raise InputError(
+            f"{number} is {values[number]}, not a multiple of {divisor}, which is"
+            f" {values[divisor]}"
+        )
+
+
+def mask_ratio(config: ConfigDict) -> Fraction:
+    """The masking ratio as the decimal number that was written: 0.15 is 3/20."""
+    return Fraction(repr(float(config.data.mask_ratio)))
+
+
+def masking(config: ConfigDict) -> Masking:
+    """The masking recipe."""
+    data = config.data
+    return Masking(
+        scheme=data.masking,
+        replacement=data.replacement,
+        ratio=mask_ratio(config),
+        span_p=data.span_p,
+        max_span_words=data.max_span_words,
+        max_tries=data.max_tries,
+        mask_share=data.mask_share,
+        random_share=data.random_share,
+    )
+
+
+def cache_directory(config: ConfigDict) -> Path:
+    """Where plans and the embedded corpus are kept."""
+    if config.data.cache:
+        return Path(config.data.cache)
+    user_cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(user_cache) / "spanbert_jax"
+
+
+def feed(config: ConfigDict, corpus: Corpus, split: str) -> Feed:
+    """The feed of a split: "train", or "valid" with the masks of data.eval_seed.
+
+    Raises:
+        InputError: the split holds no block, or a datum is wrong.
+        StorageError: the plan cannot be kept in the cache.
+    """
+    tokenizer = corpus.tokenizer
+    held_out = split == "valid"
+    plan = load_plan(
+        corpus.split(split),
+        tokenizer.starts_word,
+        config.data.block_length,
+        mask_ratio(config),
+        config.data.packing,
+        corpus.fingerprint,
+        cache_directory(config),
+        subset=config.eval.max_blocks if held_out else 0,
+        subset_seed=config.data.eval_seed,
+    )
+    return Feed(
+        split=corpus.split(split),
+        plan=plan,
+        masking=masking(config),
+        special=SpecialIds(
+            pad=tokenizer.pad_id,
+            cls=tokenizer.cls_id,
+            sep=tokenizer.sep_id,
+            mask=tokenizer.mask_id,
+        ),
+        starts_word=tokenizer.starts_word,
+        random_ids=tokenizer.replacement_ids,
+        block_length=config.data.block_length,
+        seed=config.data.eval_seed if held_out else config.train.seed,
+        sbo_positions=config.sbo.positions,
+        sbo_edges=config.sbo.edges == "use",
+    )
+
+
+def model(config: ConfigDict, vocab_size: int) -> SpanBert:
+    """The model of a config for a vocabulary."""
+    settings = config.model
+    geometry = Geometry(
+        vocab_size=vocab_size,
+        num_layers=settings.num_layers,
+        hidden_size=settings.hidden_size,
+        num_heads=settings.num_heads,
+        intermediate_size=settings.intermediate_size,
+        max_positions=settings.max_positions,
+        type_vocab_size=settings.type_vocab_size,
+        dropout=settings.dropout,
+        attention_dropout=settings.attention_dropout,
+        dtype=jnp.dtype(settings.dtype),
+    )
+    return SpanBert(
+        geometry=geometry,
+        sbo_positions=config.sbo.positions if config.sbo.weight else 0,
+        sbo_position_size=config.sbo.position_size,
+    )
+
+
+def identity(values: dict[str, Any]) -> dict[str, Any]:
+    """The settings that make a run the run it is: changed, it is another one.
+
+    Args:
+        values: settings by their dotted names.
+
+    Returns:
+        Those that decide which batch a step sees.
+    """
+    return {
+        name: value
+        for name, value in values.items()
+        if name in _IDENTITY or (name.startswith("data.") and name not in _NOT_IDENTITY)
+    }
+
+
+def write(config: ConfigDict, path: Path) -> None:
+    """Writes the resolved settings as JSON."""
+    path.write_text(json.dumps(config.to_dict(), indent=2) + "\n")

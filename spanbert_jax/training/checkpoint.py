@@ -1,0 +1,220 @@
+"""Checkpoints: the state of a run, with a record of what the run is."""
+
+import os
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import orbax.checkpoint as ocp
+from ml_collections import ConfigDict
+
+from spanbert_jax.corpus.store import Corpus
+from spanbert_jax.errors import InputError, StorageError
+from spanbert_jax.settings import flatten, identity
+from spanbert_jax.training.step import TrainState
+
+_LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+
+Record = dict[str, Any]
+
+
+class Restored(NamedTuple):
+    """A checkpoint that was read back.
+
+    Attributes:
+        state: of the run.
+        record: what was saved beside it, see `make_record`.
+        broken: newer steps that could not be read, with the reason.
+    """
+
+    state: TrainState
+    record: Record
+    broken: dict[int, str]
+
+
+def make_record(config: ConfigDict, corpus: Corpus, state: TrainState) -> Record:
+    """What stands beside a state: all that decides whether it may be resumed.
+
+    Args:
+        config: all settings.
+        corpus: the text.
+        state: the state, or its shapes.
+
+    Returns:
+        A JSON value. "changes" is what changed when the run was resumed, see
+        `changed_settings`; none so far.
+    """
+    shapes = {
+        jax.tree_util.keystr(path, simple=True, separator="/"): list(leaf.shape)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state.params)
+    }
+    return {
+        "settings": flatten(config),
+        "corpus": corpus.fingerprint,
+        "tokenizer": corpus.tokenizer.sha256,
+        "parameters": shapes,
+        "changes": [],
+        "libraries": {name: metadata.version(name) for name in _LIBRARIES},
+    }
+
+
+def check_identity(old: Record, new: Record) -> None:
+    """Refuses to resume a run as another one.
+
+    Raises:
+        InputError: names what differs, with the old and the new value.
+    """
+    for kind in ("corpus", "tokenizer"):
+        _same(f"the {kind} (its fingerprint)", old[kind], new[kind])
+    old_identity, new_identity = identity(old["settings"]), identity(new["settings"])
+    for name in sorted(old_identity | new_identity):
+        _same(name, old_identity.get(name), new_identity.get(name))
+    for name in sorted(old["parameters"] | new["parameters"]):
+        _same(
+            f"the shape of the parameter {name}",
+            old["parameters"].get(name),
+            new["parameters"].get(name),
+        )
+
+
+def _same(what: str, old: Any, new: Any) -> None:
+    if old != new:
+        raise InputError(
+            f"the run in --workdir cannot go on: {what} was {old!r} and is now {new!r};"
+            " restore the old value or choose another --workdir"
+        )
+
+
+def changed_settings(old: Record, new: Record, step: int) -> list[dict[str, Any]]:
+    """The settings and libraries that differ, as entries of a record's "changes"."""
+    changes = []
+    for kind in ("settings", "libraries"):
+        for name in sorted(old[kind] | new[kind]):
+            before, after = old[kind].get(name), new[kind].get(name)
+            if before != after:
+                changes.append(
+                    {"step": step, "name": name, "old": before, "new": after}
+                )
+    return changes
+
+
+class _UnreadableError(Exception):
+    """A step that cannot be read back."""
+
+
+class Checkpoints:
+    """The checkpoints of a work directory.
+
+    Saving is asynchronous: a failed write is raised by the next call. A step counts as
+    finished once its directory has its final name, which orbax gives it last.
+    """
+
+    def __init__(self, workdir: Path, keep: int) -> None:
+        """Opens `workdir`/checkpoints, and makes it if it is not there.
+
+        Args:
+            workdir: the run's directory.
+            keep: how many of the newest steps to keep.
+
+        Raises:
+            StorageError: the directory cannot be made.
+        """
+        self.directory = workdir.absolute() / "checkpoints"
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep)
+        try:
+            self._manager = ocp.CheckpointManager(self.directory, options=options)
+        except OSError as error:
+            raise StorageError(f"--workdir: {error}") from error
+
+    def restore(
+        self, like: TrainState, check: Callable[[Record], None]
+    ) -> Restored | None:
+        """Reads the newest step that can be read.
+
+        Broken newer steps are moved to `workdir`/broken.
+
+        Args:
+            like: shapes, dtypes and shardings of the state.
+            check: raises if a record is that of another run.
+
+        Returns:
+            The state; None if there is no finished step.
+
+        Raises:
+            StorageError: there are finished steps, but none can be read.
+        """
+        broken: dict[int, str] = {}
+        for step in sorted(self._manager.all_steps(), reverse=True):
+            try:
+                record = self._read(step, record=ocp.args.JsonRestore())
+                check(record)
+                state = self._read(step, state=ocp.args.StandardRestore(like))
+            except _UnreadableError as error:
+                broken[step] = str(error)
+                continue
+            self._set_aside(list(broken))
+            return Restored(state, record, broken)
+        if broken:
+            reasons = "; ".join(f"step {step}: {why}" for step, why in broken.items())
+            raise StorageError(f"no checkpoint in {self.directory} is valid: {reasons}")
+        return None
+
+    def _read(self, step: int, **item: Any) -> Any:
+        try:
+            (found,) = self._manager.restore(
+                step, args=ocp.args.Composite(**item)
+            ).values()
+        # A damaged step fails in as many ways as it has files. The caller names each
+        # to the user, and goes on or gives up: nothing is hidden.
+        except Exception as error:
+            first_line = (str(error).splitlines() or [""])[0]
+            raise _UnreadableError(f"{type(error).__name__}: {first_line}") from error
+        return found
+
+    def _set_aside(self, steps: list[int]) -> None:
+        """Moves broken steps away: orbax counts them and would not save them again."""
+        for step in steps:
+            target = self.directory.parent / "broken" / str(step)
+            target.parent.mkdir(exist_ok=True)
+            while target.exists():
+                target = target.with_name(target.name + "_")
+            os.rename(self.directory / str(step), target)
+        if steps:
+            self._manager.reload()
+
+    def save(self, state: TrainState, record: Record) -> None:
+        """Starts to save a state under its step.
+
+        Raises:
+            StorageError: this save cannot start, or the one before it failed.
+        """
+        step = int(state.step)
+        arguments = ocp.args.Composite(
+            state=ocp.args.StandardSave(state), record=ocp.args.JsonSave(record)
+        )
+        try:
+            started = self._manager.save(step, args=arguments)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise self._failure(error) from error
+        if not started:
+            raise StorageError(f"{self.directory}: orbax refused to save step {step}")
+
+    def close(self) -> None:
+        """Waits for the last save to finish.
+
+        Raises:
+            StorageError: it failed.
+        """
+        try:
+            self._manager.wait_until_finished()
+            self._manager.close()
+        except (OSError, ValueError, RuntimeError) as error:
+            raise self._failure(error) from error
+
+    def _failure(self, error: Exception) -> StorageError:
+        return StorageError(
+            f"a checkpoint could not be written to {self.directory}"
+            f" ({str(error).splitlines()[0]}); the ones before it are intact"
+        )

@@ -1,0 +1,285 @@
+"""The loop: a run from its first step, or from where it stopped, to its last."""
+
+import contextlib
+import functools
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from spanbert_jax import settings
+from spanbert_jax.corpus.store import Corpus
+from spanbert_jax.data.batch import Batch, Feed, empty_batch
+from spanbert_jax.data.pipeline import batches
+from spanbert_jax.data.plan import ordered_rows, shuffled_rows
+from spanbert_jax.errors import PREEMPTED, InputError, StorageError
+from spanbert_jax.training import metrics as metrics_lib
+from spanbert_jax.training.checkpoint import (
+    Checkpoints,
+    Record,
+    changed_settings,
+    check_identity,
+    make_record,
+)
+from spanbert_jax.training.evaluation import EvaluationStep, evaluate, unigram_log_probs
+from spanbert_jax.training.metrics import Log, has_evaluation
+from spanbert_jax.training.optimizer import make_optimizer
+from spanbert_jax.training.sharding import (
+    abstract,
+    by_rows,
+    make_mesh,
+    put_batch,
+    replicated,
+)
+from spanbert_jax.training.step import (
+    TrainState,
+    evaluation_step,
+    init_state,
+    train_step,
+)
+
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def train(config: ConfigDict, corpus: Corpus, workdir: Path) -> int:
+    """Trains a config on a corpus; goes on where an earlier start stopped.
+
+    "Step n" is the state after n updates, and what the n-th update reported.
+
+    Args:
+        config: all settings.
+        corpus: the text.
+        workdir: the run's directory, made if it is not there.
+
+    Returns:
+        The exit code: 0, or 75 if a signal stopped the run after a save.
+
+    Raises:
+        InputError: a setting, a datum or the run in `workdir` forbids it.
+        NonFiniteError: a loss or gradient norm is not finite; that step is not saved.
+        StorageError: the run cannot be saved, or not be read back.
+    """
+    # ---- Checks and data
+    settings.validate(config)
+    mesh = make_mesh(config)
+    feed = settings.feed(config, corpus, "train")
+    held_out = settings.feed(config, corpus, "valid")
+    _check_rows(feed, config)
+    _make_directory(workdir)
+
+    # ---- Model, optimiser and the three compiled functions
+    model = settings.model(config, corpus.tokenizer.vocab_size)
+    optimizer = make_optimizer(config)
+    rows, whole = by_rows(mesh), replicated(mesh)
+    init = jax.jit(
+        functools.partial(init_state, model=model, optimizer=optimizer),
+        out_shardings=whole,
+    )
+    update = jax.jit(
+        functools.partial(
+            train_step,
+            model=model,
+            optimizer=optimizer,
+            seed=config.train.seed,
+            sbo_weight=config.sbo.weight,
+            accumulation=config.train.accumulation,
+        ),
+        in_shardings=(whole, rows),
+        out_shardings=whole,
+        donate_argnums=0,
+    )
+    look = jax.jit(
+        functools.partial(evaluation_step, model=model),
+        in_shardings=(whole, rows),
+        out_shardings=whole,
+    )
+    examine = functools.partial(_evaluate, look, held_out, corpus, config, mesh)
+
+    with contextlib.ExitStack() as stack:
+        # ---- State: the newest checkpoint's, or new
+        stopping = stack.enter_context(_stop_signal())
+        checkpoints = Checkpoints(workdir, config.checkpoint.keep)
+        stack.enter_context(contextlib.closing(checkpoints))
+        key = jax.random.key(config.train.seed)
+        example = empty_batch(1, feed.block_length, feed.target_slots)
+        like = abstract(jax.eval_shape(init, key, example), whole)
+        record = make_record(config, corpus, like)
+        state, record = _restore(checkpoints, like, record)
+        state = state or init(key, example)
+        start, stop = int(state.step), config.train.stop_after or config.train.steps
+        settings.write(config, workdir / "config.json")
+
+        # ---- Loop
+        log = Log(workdir, config, start, stop)
+        stack.enter_context(contextlib.closing(log))
+        _introduce(log, config, corpus, feed, state, mesh)
+        if _is_evaluated(config, start) and not has_evaluation(workdir, start):
+            log.evaluation(start, examine(state.params))
+        pending = None
+        for step, batch in enumerate(_batches(feed, config, start, stop), start + 1):
+            state, metrics = update(state, put_batch(batch, mesh))
+            # Read with the next step under way, so that the device never waits.
+            if pending:
+                log.update(*pending)
+            pending = (step, metrics, batch)
+            stops = stopping.is_set()
+            evaluates = _is_evaluated(config, step) and not stops
+            saves = stops or step == stop or step % config.checkpoint.every == 0
+            if evaluates or saves:
+                # A state is saved only after its own loss was seen to be finite.
+                log.update(*pending)
+                pending = None
+            if evaluates:
+                log.evaluation(step, examine(state.params))
+            if saves:
+                checkpoints.save(state, record)
+            if stops:
+                break
+        _conclude(log, config, int(state.step), workdir, stopping.is_set())
+    return PREEMPTED if stopping.is_set() else 0
+
+
+def _check_rows(feed: Feed, config: ConfigDict) -> None:
+    rows, batch_size = feed.plan.num_rows, config.train.batch_size
+    if rows == 0:
+        raise InputError(
+            f"data.corpus={config.data.corpus} has 0 blocks to train on, and"
+            f" train.batch_size is {batch_size}"
+        )
+    if rows < batch_size:
+        print(
+            f"warning: the corpus fills {rows} rows, fewer than train.batch_size, which"
+            f" is {batch_size}: {batch_size - rows} rows of each batch are empty",
+            flush=True,
+        )
+
+
+def _make_directory(workdir: Path) -> None:
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"--workdir={workdir}: {error.strerror}") from error
+
+
+@contextlib.contextmanager
+def _stop_signal() -> Iterator[threading.Event]:
+    """An event that SIGTERM or Ctrl-C sets; a second Ctrl-C ends at once."""
+    stopping = threading.Event()
+
+    def stop(number: int, _: Any) -> None:
+        stopping.set()
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    old = {number: signal.signal(number, stop) for number in _STOP_SIGNALS}
+    try:
+        yield stopping
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+def _restore(
+    checkpoints: Checkpoints, like: TrainState, record: Record
+) -> tuple[TrainState | None, Record]:
+    """The newest state, if any, and the record with what has changed since it."""
+    check = functools.partial(check_identity, new=record)
+    restored = checkpoints.restore(like, check)
+    if restored is None:
+        print(f"no finished step in {checkpoints.directory}: starting at step 0")
+        return None, record
+    step = int(restored.state.step)
+    for broken, why in restored.broken.items():
+        print(
+            f"checkpoint {broken} cannot be read ({why}): moved to broken/, passed over"
+        )
+    print(f"resuming from step {step} in {checkpoints.directory}")
+    changes = changed_settings(restored.record, record, step)
+    for change in changes:
+        print(
+            f"changed since step {step}: {change['name']} was {change['old']!r}, is"
+            f" now {change['new']!r}"
+        )
+    return restored.state, record | {"changes": restored.record["changes"] + changes}
+
+
+def _batches(feed: Feed, config: ConfigDict, start: int, stop: int) -> Iterator[Batch]:
+    size = config.train.batch_size
+    order = functools.partial(
+        shuffled_rows,
+        batch_size=size,
+        num_rows=feed.plan.num_rows,
+        seed=config.train.seed,
+    )
+    return batches(feed, order, range(size), range(start, stop), config.data.workers)
+
+
+def _evaluate(
+    look: EvaluationStep,
+    held_out: Feed,
+    corpus: Corpus,
+    config: ConfigDict,
+    mesh: Mesh,
+    params: Any,
+) -> dict[str, Any]:
+    """Scores the held-out text in batches of the size of a microbatch."""
+    size = config.train.batch_size // config.train.accumulation
+    num_rows = held_out.plan.num_rows
+    order = functools.partial(ordered_rows, batch_size=size, num_rows=num_rows)
+    steps = range(-(-num_rows // size))
+    made = batches(held_out, order, range(size), steps, config.data.workers)
+    unigram = unigram_log_probs(corpus.unigram_counts)
+    return evaluate(look, params, made, mesh, held_out.special.mask, unigram)
+
+
+def _is_evaluated(config: ConfigDict, step: int) -> bool:
+    every = config.train.eval_every
+    return step == config.train.steps or (step > 0 and every > 0 and step % every == 0)
+
+
+def _introduce(
+    log: Log,
+    config: ConfigDict,
+    corpus: Corpus,
+    feed: Feed,
+    state: TrainState,
+    mesh: Mesh,
+) -> None:
+    """Says what is about to be trained."""
+    geometry = settings.model(config, corpus.tokenizer.vocab_size).geometry
+    padding = geometry.padded_vocab_size - geometry.vocab_size
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
+    parameters -= padding * geometry.hidden_size
+    kind = mesh.devices.flat[0].device_kind
+    log.say(f"model: {parameters:,} parameters on {mesh.size} x {kind}")
+    rows, size = feed.plan.num_rows, config.train.batch_size
+    log.say(
+        f"corpus: {feed.split.num_tokens:,} tokens in {rows:,} rows of"
+        f" {feed.block_length}, {feed.plan.fill(feed.block_length):.1%} full; an epoch"
+        f" is {rows / size:,.1f} steps of {size} rows"
+    )
+
+
+def _conclude(
+    log: Log, config: ConfigDict, step: int, workdir: Path, stopped: bool
+) -> None:
+    """Says what was made, and what to do with it."""
+    if stopped:
+        log.say(
+            f"stopped by a signal; step {step} is saved: run the same command again"
+        )
+    elif step < config.train.steps:
+        log.say(
+            f"stopped at step {step} as train.stop_after says, of {config.train.steps}"
+        )
+    else:
+        log.say(f"finished at step {step}")
+    log.say(
+        f"checkpoints: {workdir / 'checkpoints'}\n"
+        f"metrics: {workdir / metrics_lib.FILE}, or: tensorboard --logdir={workdir}"
+    )

@@ -1,0 +1,255 @@
+"""Metrics: metrics.jsonl, TensorBoard, and what the user sees."""
+
+import json
+import math
+import os
+import socket
+import sys
+import time
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+from tqdm import tqdm
+
+from spanbert_jax.data.batch import Batch
+from spanbert_jax.errors import NonFiniteError, StorageError
+from spanbert_jax.training.optimizer import learning_rate
+from spanbert_jax.training.step import StepMetrics
+
+FILE = "metrics.jsonl"
+
+
+def cut_back(path: Path, step: int) -> None:
+    """Removes the lines after a step, and a line that a kill tore.
+
+    So that every step stands in the file once when the run goes on from there. The file
+    is replaced in one go.
+
+    Args:
+        path: of metrics.jsonl; it need not exist.
+        step: the last one to keep.
+    """
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(errors="replace").splitlines():
+        try:
+            if json.loads(line)["step"] <= step:
+                kept.append(line)
+        except json.JSONDecodeError:
+            continue
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text("".join(f"{line}\n" for line in kept))
+    os.replace(temporary, path)
+
+
+def has_evaluation(workdir: Path, step: int) -> bool:
+    """Whether metrics.jsonl holds an evaluation of a step."""
+    path = workdir / FILE
+    if not path.exists():
+        return False
+    records = map(json.loads, path.read_text().splitlines())
+    return any(
+        record["step"] == step and record["split"] == "valid" for record in records
+    )
+
+
+class Log:
+    """Where the metrics of a run go.
+
+    Each record becomes a line of metrics.jsonl, written through at once, scalars for
+    TensorBoard, and a line of output. The progress bar shows on a terminal only.
+    """
+
+    def __init__(
+        self, workdir: Path, config: ConfigDict, start: int, stop: int
+    ) -> None:
+        """Cuts metrics.jsonl back to `start` and opens it.
+
+        Args:
+            workdir: the run's directory.
+            config: all settings.
+            start: updates done.
+            stop: the step at which this start of the run ends.
+
+        Raises:
+            StorageError: the files cannot be written.
+        """
+        path = workdir / FILE
+        self._every = config.train.log_every
+        self._sbo_weight = config.sbo.weight
+        self._rate = learning_rate(config)
+        try:
+            cut_back(path, start)
+            self._file = path.open("a")
+            self._events = _EventWriter(workdir, start)
+        except OSError as error:
+            raise StorageError(f"--workdir: {path}: {error.strerror}") from error
+        self._bar = tqdm(
+            total=stop,
+            initial=start,
+            unit="step",
+            disable=not sys.stderr.isatty(),
+            dynamic_ncols=True,
+        )
+        self._began = time.perf_counter()
+        self._restart_meter()
+
+    def say(self, message: str) -> None:
+        """Prints a line, above the bar if there is one."""
+        with self._bar.external_write_mode(file=sys.stdout):
+            print(message, flush=True)
+
+    def update(self, step: int, metrics: StepMetrics, batch: Batch) -> None:
+        """Reads what an update reported; records every `train.log_every`-th.
+
+        Args:
+            step: its number, from 1.
+            metrics: still on the device, perhaps still being computed.
+            batch: what it saw.
+
+        Raises:
+            NonFiniteError: the loss or the gradient norm is not finite.
+            StorageError: the disk is full, or gone.
+        """
+        metrics = jax.device_get(metrics)
+        for name in ("loss", "grad_norm"):
+            value = float(getattr(metrics, name))
+            if not math.isfinite(value):
+                raise NonFiniteError(
+                    f"{name} is {value} at step {step}; the checkpoints of earlier"
+                    " steps are kept (a lower optimizer.learning_rate may help)"
+                )
+        self._tokens += int(metrics.tokens)
+        tokens_per_second = self._tokens / (time.perf_counter() - self._metered_from)
+        self._bar.set_postfix_str(
+            f"loss {metrics.loss:.3f}, {tokens_per_second:,.0f} tokens/s", refresh=False
+        )
+        self._bar.update()
+        if step % self._every == 0:
+            self._write(self._update_record(step, metrics, batch, tokens_per_second))
+            self._restart_meter()
+
+    def _update_record(
+        self, step: int, metrics: StepMetrics, batch: Batch, tokens_per_second: float
+    ) -> dict[str, Any]:
+        heads = {"mlm": metrics.mlm}
+        if self._sbo_weight:
+            heads["sbo"] = metrics.sbo
+        record = {"step": step, "split": "train", "loss": float(metrics.loss)}
+        for head, sums in heads.items():
+            weight = max(float(sums.weight), 1.0)
+            record[f"{head}_loss"] = float(sums.loss) / weight
+            record[f"{head}_accuracy"] = float(sums.correct) / weight
+        return record | {
+            "learning_rate": float(self._rate(step - 1)),
+            "grad_norm": float(metrics.grad_norm),
+            "tokens_per_second": tokens_per_second,
+            "seconds": self._seconds(),
+            "batch_crc32": checksum(batch),
+        }
+
+    def evaluation(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Records an evaluation; the time it took does not count as training."""
+        record = {"step": step, "split": "valid", **metrics, "seconds": self._seconds()}
+        self._write(record)
+        self._restart_meter()
+
+    def _seconds(self) -> float:
+        """Since this start of the run began."""
+        return time.perf_counter() - self._began
+
+    def _restart_meter(self) -> None:
+        self._metered_from = time.perf_counter()
+        self._tokens = 0
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        try:
+            self._file.write(json.dumps(record) + "\n")
+            self._file.flush()
+            self._events.write(record)
+        except OSError as error:
+            raise StorageError(f"{self._file.name}: {error}") from error
+        self.say(summary(record))
+
+    def close(self) -> None:
+        """Ends the bar and closes the files."""
+        self._bar.close()
+        self._file.close()
+        self._events.close()
+
+
+def checksum(batch: Batch) -> int:
+    """CRC-32 over a batch, key by key: equal batches, equal numbers."""
+    crc = 0
+    for key in sorted(batch):
+        crc = zlib.crc32(np.ascontiguousarray(batch[key]), crc)
+    return crc
+
+
+def summary(record: Mapping[str, Any]) -> str:
+    """A record as a line to read."""
+    shown = {
+        "loss": ("loss", ".3f"),
+        "mlm_loss": ("MLM", ".3f"),
+        "unigram_loss": ("unigram", ".3f"),
+        "sbo_loss": ("SBO", ".3f"),
+        "mlm_accuracy": ("MLM accuracy", ".1%"),
+        "sbo_accuracy": ("SBO accuracy", ".1%"),
+        "learning_rate": ("rate", ".2e"),
+        "grad_norm": ("gradient", ".2f"),
+        "tokens_per_second": ("tokens/s", ",.0f"),
+    }
+    parts = [
+        f"{label} {record[name]:{form}}"
+        for name, (label, form) in shown.items()
+        if name in record
+    ]
+    return f"step {record['step']:>7,} {record['split']}: {', '.join(parts)}"
+
+
+class _EventWriter:
+    """Scalars for TensorBoard.
+
+    Written as the TensorFlow package can: its own summary writer needs tensorboard,
+    which a run does not.
+    """
+
+    def __init__(self, workdir: Path, start: int) -> None:
+        import tensorflow as tf
+
+        self._error = tf.errors.OpError
+        self._event = tf.compat.v1.Event
+        name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}"
+        self._writer = tf.io.TFRecordWriter(str(workdir / name))
+        self._write(self._event(wall_time=time.time(), file_version="brain.Event:2"))
+        # TensorBoard drops what earlier files hold of this step and later ones.
+        restart = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
+        self._write(
+            self._event(wall_time=time.time(), step=start + 1, session_log=restart)
+        )
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        event = self._event(wall_time=time.time(), step=record["step"])
+        for name, value in record.items():
+            values = value if isinstance(value, Mapping) else {"": value}
+            for part, number in values.items():
+                if name != "step" and isinstance(number, int | float):
+                    tag = "/".join(filter(None, (record["split"], name, part)))
+                    event.summary.value.add(tag=tag, simple_value=number)
+        self._write(event)
+
+    def _write(self, event: Any) -> None:
+        try:
+            self._writer.write(event.SerializeToString())
+            self._writer.flush()
+        except self._error as error:
+            raise OSError(error.error_code, error.message) from error
+
+    def close(self) -> None:
+        self._writer.close()
