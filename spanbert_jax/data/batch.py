@@ -150,11 +150,12 @@ def _read_tokens(feed: Feed, chosen: np.ndarray) -> np.ndarray:
     pieces = []
     for shard, start, length in zip(*where, strict=True):
         pieces.append(shards[shard].tokens[start : start + length])
-    tokens = np.concatenate(pieces).astype(np.int32)
+    tokens = np.concatenate(pieces)
+    # Before the cast, which would make negative ids of the largest.
     if tokens.max() >= len(feed.starts_word):
         for shard, start, length in zip(*where, strict=True):
             check_ids(shards[shard], start, start + length, len(feed.starts_word))
-    return tokens
+    return tokens.astype(np.int32)
 
 
 def make_batch(feed: Feed, rows: np.ndarray, epochs: np.ndarray) -> Batch:

@@ -7,7 +7,7 @@ and after any restart, and there is no generator to save.
 import numpy as np
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_FEISTEL_ROUNDS = 6
+_FEISTEL_ROUNDS = 8
 
 # What a seed is used for, folded in first so that no two uses share their bits.
 ROWS, MASKS = range(2)
@@ -86,7 +86,7 @@ def permute(index: np.ndarray, size: int, key: np.ndarray) -> np.ndarray:
     Returns:
         int64 [n]: where each index goes.
     """
-    half = np.uint64(max(1, (max(size - 1, 1).bit_length() + 1) // 2))
+    half = np.uint64(max(3, (max(size - 1, 1).bit_length() + 1) // 2))
     low_half = (np.uint64(1) << half) - np.uint64(1)
     rounds = [fold(key, number) for number in range(_FEISTEL_ROUNDS)]
     rounds = [np.broadcast_to(one, index.shape) for one in rounds]

@@ -73,7 +73,7 @@ class Masks:
         action: int8 [T], `MASK`, `RANDOM` or `KEEP`.
         replacement: int32 [T], the id that takes the token's place.
         unused: int64 [B], the part of each block's budget that was not used.
-        spans: the spans in words.
+        spans: the spans in words; for the scheme "subword" in tokens.
     """
 
     target: np.ndarray
@@ -301,20 +301,22 @@ def mask(
         The targets and what replaces them. Every block has at least one target.
     """
     budget = blocks_lib.target_budget(np.diff(offsets), masking.ratio)
+    units = words
     if masking.scheme == "subword":
-        words = Words(np.arange(len(tokens) + 1), offsets)
-    spans = SCHEMES[masking.scheme](words, budget, keys, masking)
-    spans = _add_fallbacks(words, spans, keys)
+        units = Words(np.arange(len(tokens) + 1), offsets)
+    spans = SCHEMES[masking.scheme](units, budget, keys, masking)
+    spans = _add_fallbacks(units, spans, keys)
 
-    target, span_begin, span_end = _tokens_of(spans, words)
+    target, span_begin, span_end = _tokens_of(spans, units)
     block = np.searchsorted(offsets, target, side="right") - 1
+    # The draw's number is the first token of what it covers.
     if masking.replacement == "span":
-        unit = span_begin
+        covered = span_begin
     elif masking.replacement == "word":
-        unit = _word_begins(target, words)
+        covered = _word_begins(target, words)
     else:
-        unit = target
-    bits = counter.fold(counter.fold(keys, _ACTION)[block], unit - offsets[block])
+        covered = target
+    bits = counter.fold(counter.fold(keys, _ACTION)[block], covered - offsets[block])
     action = draw_actions(bits, masking)
     bits = counter.fold(counter.fold(keys, _TOKEN)[block], target - offsets[block])
     drawn_ids = random_ids[counter.below(bits, len(random_ids))]

@@ -37,7 +37,7 @@ def batches(
     tf.config.set_visible_devices([], "GPU")
     spec = batch_spec(len(rows), feed.block_length, feed.target_slots)
     dtypes = [tf.as_dtype(dtype) for _, dtype in spec.values()]
-    faults: list[InputError] = []
+    faults: dict[int, InputError] = {}
 
     def make(step: np.ndarray) -> list[np.ndarray]:
         chosen, epochs = order(int(step))
@@ -45,7 +45,7 @@ def batches(
         try:
             batch = make_batch(feed, chosen[mine], epochs[mine])
         except InputError as error:
-            faults.append(error)
+            faults[int(step)] = error
             raise
         return [batch[key] for key in spec]
 
@@ -67,12 +67,12 @@ def batches(
 
 
 def _unwrapped(
-    iterator: Iterator[Batch], faults: list[InputError], wrapper: type[Exception]
+    iterator: Iterator[Batch], faults: dict[int, InputError], wrapper: type[Exception]
 ) -> Iterator[Batch]:
     """Raises our own error where tf.data wrapped it in one of its own."""
     try:
         yield from iterator
     except wrapper:
         if faults:
-            raise faults[0] from None
+            raise faults[min(faults)] from None
         raise

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from spanbert_jax.corpus.store import Split
+from spanbert_jax.corpus.store import Split, write_array
 from spanbert_jax.data import counter
 from spanbert_jax.data.blocks import Blocks, cut_shard, join_blocks, target_slots
 from spanbert_jax.errors import StorageError
@@ -47,7 +47,9 @@ class Plan:
         return len(self.row_offsets) - 1
 
     def fill(self, block_length: int) -> float:
-        """Share of the rows' places that hold a token, [CLS] or [SEP]."""
+        """Share of the rows' places that hold a token, [CLS] or [SEP]; 1 of none."""
+        if not self.num_rows:
+            return 1.0
         lengths = self.blocks.length[self.row_blocks]
         tokens = int(lengths.sum(dtype=np.int64)) + 2 * len(lengths)
         return tokens / (self.num_rows * block_length)
@@ -193,17 +195,18 @@ def load_plan(
     settings = json.dumps([_FORMAT, fingerprint, split.name, *choice])
     key = hashlib.sha256(settings.encode()).hexdigest()[:32]
     directory = cache / "plans" / key
-    if not directory.exists():
+    if (plan := _read(directory)) is None:
         plan = build_plan(
             split, starts_word, block_length, ratio, packing, subset, subset_seed
         )
         try:
             _write(plan, directory)
+            plan = _read(directory) or plan
         except OSError as error:
             raise StorageError(
-                f"data.cache: cannot write the plan {directory}: {error.strerror}"
+                f"data.cache: cannot write the plan {directory}: {error}"
             ) from error
-    return _read(directory)
+    return plan
 
 
 def _arrays(plan: Plan) -> dict[str, np.ndarray]:
@@ -216,20 +219,28 @@ def _write(plan: Plan, directory: Path) -> None:
     partial = Path(tempfile.mkdtemp(dir=directory.parent, prefix=".partial-"))
     try:
         for name, array in _arrays(plan).items():
-            np.save(partial / f"{name}.npy", array)
+            write_array(partial / f"{name}.npy", array)
+        # One that was cut short, by a full disk say, is in the way of a rename.
+        if directory.exists() and _read(directory) is None:
+            shutil.rmtree(directory)
         os.rename(partial, directory)
-    except OSError:
+    except (OSError, StorageError):
         shutil.rmtree(partial, ignore_errors=True)
-        if not directory.exists():
+        if _read(directory) is None:
             raise
 
 
-def _read(directory: Path) -> Plan:
+def _read(directory: Path) -> Plan | None:
+    """The plan in a directory; None if there is none, or not all of it."""
+
     def load(name: str) -> np.ndarray:
         return np.load(directory / f"{name}.npy", mmap_mode="r")
 
-    blocks = Blocks(*(load(field.name) for field in dataclasses.fields(Blocks)))
-    return Plan(blocks, load("row_offsets"), load("row_blocks"))
+    try:
+        blocks = Blocks(*(load(field.name) for field in dataclasses.fields(Blocks)))
+        return Plan(blocks, load("row_offsets"), load("row_blocks"))
+    except (OSError, ValueError, EOFError):
+        return None
 
 
 def shuffled_rows(

@@ -1,0 +1,320 @@
+"""The batch, row by row, against the text that it was made from."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import text
+
+from spanbert_jax.corpus.store import Split
+from spanbert_jax.data.batch import (
+    KEYS,
+    Batch,
+    Feed,
+    batch_spec,
+    empty_batch,
+    make_batch,
+)
+from spanbert_jax.data.masking import SCHEMES
+from spanbert_jax.errors import InputError
+
+LENGTH, SLOTS = 64, 16
+
+
+@pytest.fixture(scope="module")
+def split() -> Split:
+    lengths = np.random.default_rng(1).lognormal(4, 1.2, 150).astype(int) + 1
+    return text.random_split(1, [*lengths, 1, 1, 2, 3], shards=3)
+
+
+def all_rows(feed: Feed, epoch: int = 0) -> Batch:
+    rows = np.arange(feed.plan.num_rows)
+    return make_batch(feed, rows, np.full_like(rows, epoch))
+
+
+def blocks_of_row(feed: Feed, row: int) -> np.ndarray:
+    return feed.plan.row_blocks[slice(*feed.plan.row_offsets[row : row + 2])]
+
+
+def plain_rows(feed: Feed, length: int = LENGTH) -> dict[str, np.ndarray]:
+    """What every row holds before masking, one token at a time."""
+    keys = ("token_ids", "segment_ids", "position_ids")
+    table = {key: [] for key in keys}
+    for row in range(feed.plan.num_rows):
+        ids, segments, positions = [], [], []
+        for number, block in enumerate(blocks_of_row(feed, row), start=1):
+            inside = text.block_text(feed.split, feed.plan.blocks, block).tolist()
+            inside = [text.SPECIAL.cls, *inside, text.SPECIAL.sep]
+            ids += inside
+            segments += [number] * len(inside)
+            positions += range(len(inside))
+        padding = [0] * (length - len(ids))
+        for key, held in zip(keys, (ids, segments, positions), strict=True):
+            table[key].append(held + padding)
+    return {key: np.array(held) for key, held in table.items()}
+
+
+def at(array: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    return np.take_along_axis(array, positions, axis=1)
+
+
+def target_mask(batch: Batch) -> np.ndarray:
+    mask = np.zeros(batch["token_ids"].shape, bool)
+    row, slot = np.nonzero(batch["target_weights"])
+    mask[row, batch["target_positions"][row, slot]] = True
+    return mask
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_keys_dtypes_and_shapes_are_those_of_the_spec(
+    split: Split, packing: bool
+) -> None:
+    feed = text.make_feed(split, packing=packing)
+    assert feed.target_slots == SLOTS
+    batch = make_batch(feed, np.array([3, -1, 0, 7]), np.array([0, 0, 1, 2]))
+    spec = batch_spec(4, LENGTH, SLOTS)
+    assert set(batch) == set(spec) == set(KEYS)
+    for key, (shape, dtype) in spec.items():
+        assert batch[key].shape == shape
+        assert batch[key].dtype == dtype
+
+
+@pytest.mark.parametrize("packing", [True, False])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_targets_restore_the_text(split: Split, packing: bool, scheme: str) -> None:
+    masking = dataclasses.replace(text.PAPER, scheme=scheme)
+    feed = text.make_feed(split, packing=packing, masking=masking)
+    batch = all_rows(feed)
+    restored = batch["token_ids"].copy()
+    row, slot = np.nonzero(batch["target_weights"])
+    restored[row, batch["target_positions"][row, slot]] = batch["target_ids"][row, slot]
+    assert not np.array_equal(restored, batch["token_ids"])
+    np.testing.assert_array_equal(restored, plain_rows(feed)["token_ids"])
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_segments_count_from_one_and_positions_from_zero(
+    split: Split, packing: bool
+) -> None:
+    feed = text.make_feed(split, packing=packing)
+    batch, plain = all_rows(feed), plain_rows(feed)
+    assert (batch["segment_ids"].max() > 1) == packing
+    for key in ("segment_ids", "position_ids"):
+        np.testing.assert_array_equal(batch[key], plain[key])
+    assert not batch["type_ids"].any()
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_special_tokens_and_padding_are_never_targets(
+    split: Split, packing: bool
+) -> None:
+    feed = text.make_feed(split, packing=packing)
+    batch, plain = all_rows(feed), plain_rows(feed)["token_ids"]
+    special = plain < text.FIRST_WORD
+    assert not (special & target_mask(batch)).any()
+    np.testing.assert_array_equal(batch["token_ids"][special], plain[special])
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_each_target_has_one_slot(split: Split, packing: bool) -> None:
+    batch = all_rows(text.make_feed(split, packing=packing))
+    for weights, positions in zip(
+        batch["target_weights"], batch["target_positions"], strict=True
+    ):
+        held = positions[weights > 0]
+        assert held.tolist() == sorted(set(held.tolist()))
+        assert len(held) >= 1
+        assert weights.tolist() == [1] * len(held) + [0] * (SLOTS - len(held))
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_every_block_has_a_target(split: Split, packing: bool) -> None:
+    batch = all_rows(text.make_feed(split, packing=packing))
+    masked = target_mask(batch)
+    for segments, mask in zip(batch["segment_ids"], masked, strict=True):
+        assert set(segments[mask].tolist()) == set(segments[segments > 0].tolist())
+
+
+@pytest.mark.parametrize("packing", [True, False])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_boundaries_enclose_the_span_of_each_target(
+    split: Split, packing: bool, scheme: str
+) -> None:
+    masking = dataclasses.replace(text.PAPER, scheme=scheme)
+    batch = all_rows(text.make_feed(split, packing=packing, masking=masking))
+    masked, segments = target_mask(batch), batch["segment_ids"]
+    for row, slot in np.argwhere(batch["target_weights"] > 0):
+        left, target, right = (
+            batch[f"{name}_positions"][row, slot]
+            for name in ("left", "target", "right")
+        )
+        assert left < target < right
+        assert masked[row, left + 1 : right].all()
+        assert not masked[row, left]
+        assert not masked[row, right]
+        assert len(set(segments[row, left : right + 1].tolist())) == 1
+        assert batch["span_offsets"][row, slot] == target - left
+
+
+@pytest.mark.parametrize("packing", [True, False])
+@pytest.mark.parametrize("positions", [1, 4, 20])
+@pytest.mark.parametrize("edges", [True, False])
+def test_sbo_counts_within_its_table_and_between_its_boundaries(
+    split: Split, packing: bool, positions: int, edges: bool
+) -> None:
+    feed = text.make_feed(
+        split, packing=packing, sbo_positions=positions, sbo_edges=edges
+    )
+    batch, plain = all_rows(feed), plain_rows(feed)["token_ids"]
+    expected = batch["target_weights"] > 0
+    expected &= batch["span_offsets"] <= positions
+    if not edges:
+        expected &= at(plain, batch["left_positions"]) != text.SPECIAL.cls
+        expected &= at(plain, batch["right_positions"]) != text.SPECIAL.sep
+    np.testing.assert_array_equal(batch["sbo_weights"], expected.astype(np.float32))
+
+
+def test_the_cases_of_sbo_all_occur(split: Split) -> None:
+    feed = text.make_feed(split)
+    batch, plain = all_rows(feed), plain_rows(feed)["token_ids"]
+    due = batch["target_weights"] > 0
+    assert batch["span_offsets"].max() > 4
+    assert (at(plain, batch["left_positions"]) == text.SPECIAL.cls)[due].any()
+    assert (at(plain, batch["right_positions"]) == text.SPECIAL.sep)[due].any()
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_empty_slots_hold_zero(split: Split, packing: bool) -> None:
+    batch = all_rows(text.make_feed(split, packing=packing))
+    empty = batch["target_weights"] == 0
+    assert empty.any()
+    for key in KEYS:
+        if batch[key].shape == empty.shape:
+            assert not batch[key][empty].any(), key
+
+
+def test_padding_has_the_pad_id_and_no_segment(split: Split) -> None:
+    special = dataclasses.replace(text.SPECIAL, pad=4)
+    feed = dataclasses.replace(text.make_feed(split, packing=False), special=special)
+    batch = all_rows(feed)
+    padding = batch["segment_ids"] == 0
+    assert padding.any()
+    assert (batch["token_ids"][padding] == 4).all()
+    assert (batch["token_ids"][~padding] != 4).all()
+    assert not batch["position_ids"][padding].any()
+
+
+@pytest.mark.parametrize("rows", [[-1, -1], [-1, 2, -1, 5, -1]])
+def test_an_empty_row_is_padding_of_weight_zero(split: Split, rows: list[int]) -> None:
+    feed = text.make_feed(split)
+    batch = make_batch(feed, np.array(rows), np.zeros(len(rows), np.int64))
+    blank = empty_batch(1, LENGTH, SLOTS)
+    for number, row in enumerate(rows):
+        one = make_batch(feed, np.array([row]), np.zeros(1, np.int64))
+        for key in KEYS:
+            np.testing.assert_array_equal(batch[key][number], one[key][0])
+            if row < 0:
+                np.testing.assert_array_equal(batch[key][number], blank[key][0])
+
+
+def targets(feed: Feed) -> set[tuple[int, ...]]:
+    """(block, place, true id, replacement, left, right, offset) of all targets."""
+    batch = all_rows(feed, epoch=2)
+    found = set()
+    for row, slot in np.argwhere(batch["target_weights"] > 0):
+        place = batch["target_positions"][row, slot]
+        begin = place - batch["position_ids"][row, place]
+        block = blocks_of_row(feed, row)[batch["segment_ids"][row, place] - 1]
+        found.add(
+            (
+                int(block),
+                int(place - begin),
+                int(batch["target_ids"][row, slot]),
+                int(batch["token_ids"][row, place]),
+                int(batch["left_positions"][row, slot] - begin),
+                int(batch["right_positions"][row, slot] - begin),
+                int(batch["span_offsets"][row, slot]),
+                int(batch["sbo_weights"][row, slot]),
+            )
+        )
+    assert len(found) == batch["target_weights"].sum()
+    return found
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_packed_and_padded_rows_have_the_same_targets(
+    split: Split, scheme: str
+) -> None:
+    masking = dataclasses.replace(text.PAPER, scheme=scheme)
+    packed, padded = (
+        text.make_feed(
+            split, packing=packing, masking=masking, sbo_positions=4, sbo_edges=False
+        )
+        for packing in (True, False)
+    )
+    assert targets(packed) == targets(padded)
+
+
+def test_a_row_does_not_depend_on_its_company(split: Split) -> None:
+    feed = text.make_feed(split)
+    whole = all_rows(feed)
+    rows = np.array([9, 0, 4])
+    part = make_batch(feed, rows, np.zeros(3, np.int64))
+    for key in KEYS:
+        np.testing.assert_array_equal(part[key], whole[key][rows])
+
+
+def test_each_row_has_the_masks_of_its_own_epoch(split: Split) -> None:
+    feed = text.make_feed(split)
+    rows = np.array([5, 5, 6, 6])
+    mixed = make_batch(feed, rows, np.array([0, 1, 1, 0]))
+    for epoch, chosen in ((0, [0, 3]), (1, [1, 2])):
+        alone = make_batch(feed, rows[chosen], np.full(2, epoch))
+        for key in KEYS:
+            np.testing.assert_array_equal(mixed[key][chosen], alone[key])
+    assert not np.array_equal(
+        mixed["target_positions"][0], mixed["target_positions"][1]
+    )
+
+
+def test_no_two_blocks_and_epochs_share_a_mask() -> None:
+    # Equal documents, so that equal keys would show as equal rows.
+    same = text.make_shard([text.words_of([1] * 254)] * 10)
+    feed = text.make_feed(Split("train", (same,)), block_length=256, packing=False)
+    parts = [all_rows(feed, epoch)["target_positions"] for epoch in range(10)]
+    assert len(np.unique(np.concatenate(parts), axis=0)) == 100
+
+
+def test_seeds_mask_differently(split: Split) -> None:
+    feed = text.make_feed(split)
+    other = dataclasses.replace(feed, seed=feed.seed + 1)
+    one, two = all_rows(feed), all_rows(other)
+    assert not np.array_equal(one["target_positions"], two["target_positions"])
+
+
+def test_words_beyond_the_slots_and_beyond_a_block_make_a_batch() -> None:
+    rng = np.random.default_rng(3)
+    documents = [text.words_of([int(size), 2]) for size in rng.integers(1, 200, 60)] + [
+        text.words_of([int(size)]) for size in range(1, 70)
+    ]
+    feed = text.make_feed(Split("train", (text.make_shard(documents),)))
+    batch = all_rows(feed)
+    restored = batch["token_ids"].copy()
+    row, slot = np.nonzero(batch["target_weights"])
+    restored[row, batch["target_positions"][row, slot]] = batch["target_ids"][row, slot]
+    np.testing.assert_array_equal(restored, plain_rows(feed)["token_ids"])
+
+
+# 4294967295 is what a negative id becomes in an array of unsigned integers.
+@pytest.mark.parametrize("wrong", [text.VOCAB_SIZE, 70_000, 2**31, 2**32 - 1])
+def test_an_id_outside_the_vocabulary_names_shard_and_document(wrong: int) -> None:
+    documents = [text.words_of([1, 2, 3], np.uint32) for _ in range(6)]
+    shards = tuple(
+        text.make_shard(documents[begin : begin + 3], f"train-{begin:05d}")
+        for begin in (0, 3)
+    )
+    feed = text.make_feed(Split("train", shards), packing=False)
+    shards[1].tokens[8] = wrong
+    message = f"id {wrong} in document 1 of shard train-00003"
+    with pytest.raises(InputError, match=message):
+        all_rows(feed)

@@ -1,0 +1,236 @@
+"""Blocks, the words in them and their budgets."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import text
+
+from spanbert_jax.corpus.store import Shard
+from spanbert_jax.data.blocks import (
+    Blocks,
+    Words,
+    cut_shard,
+    find_words,
+    target_budget,
+    target_slots,
+)
+from spanbert_jax.errors import InputError
+
+CAPACITY = 510
+
+
+def cut(documents: list[np.ndarray], block_length: int = 512) -> tuple[Shard, Blocks]:
+    shard = text.make_shard(documents)
+    return shard, cut_shard(shard, 0, text.STARTS_WORD, block_length, text.RATIO)
+
+
+def word_sizes(words: Words, block: int) -> list[int]:
+    begin, end = words.first[block : block + 2]
+    return np.diff(words.offsets[begin : end + 1]).tolist()
+
+
+def words_of_blocks(shard: Shard, blocks: Blocks, slots: int) -> Words:
+    offsets = np.append(blocks.start, len(shard.tokens))
+    return find_words(shard.tokens, offsets, blocks.continues, text.STARTS_WORD, slots)
+
+
+def greedy_lengths(sizes: list[int], capacity: int) -> list[int]:
+    """Word by word: what the lengths of one document's blocks should be."""
+    lengths, held = [], 0
+    for size in sizes:
+        if held and held + size > capacity:
+            lengths.append(held)
+            held = 0
+        while size > capacity:
+            lengths.append(capacity)
+            size -= capacity
+        held += size
+    return [*lengths, held]
+
+
+def test_a_sentence_of_ten_thousand_tokens_is_cut_into_full_blocks() -> None:
+    small, long = text.words_of([1] * 40), text.words_of([1] * 10_000)
+    middle = np.concatenate([small, long, small])
+    end = np.concatenate([small, long])
+    _, blocks = cut([small, middle, end, small])
+    expected = []
+    for length in (40, 10_080, 10_040, 40):
+        expected += [CAPACITY] * (length // CAPACITY) + [length % CAPACITY]
+    assert blocks.length.tolist() == expected
+    assert not blocks.continues.any()
+
+
+@pytest.mark.parametrize("most_pieces", [1, 6, 700])
+def test_concatenated_blocks_give_back_the_text(most_pieces: int) -> None:
+    rng = np.random.default_rng(most_pieces)
+    lengths = [40, 10_080, 1, 10_040, 510, 511, 2, 1]
+    documents = [text.random_text(rng, length, most_pieces) for length in lengths]
+    shard, blocks = cut(documents)
+    pieces = [
+        shard.tokens[start : start + length]
+        for start, length in zip(blocks.start, blocks.length, strict=True)
+    ]
+    np.testing.assert_array_equal(np.concatenate(pieces), np.concatenate(documents))
+    assert blocks.length.min() >= 1
+    assert blocks.length.max() <= CAPACITY
+
+
+def test_no_block_crosses_a_document() -> None:
+    rng = np.random.default_rng(3)
+    documents = [text.random_text(rng, n) for n in rng.integers(1, 300, 200)]
+    shard, blocks = cut(documents, block_length=64)
+    ends = blocks.start + blocks.length
+    first = np.searchsorted(shard.documents, blocks.start, side="right")
+    last = np.searchsorted(shard.documents, ends - 1, side="right")
+    np.testing.assert_array_equal(first, last)
+    assert np.isin(shard.documents[:-1], blocks.start).all()
+
+
+@pytest.mark.parametrize("most_pieces", [1, 3, 6, 29, 30, 31, 100])
+def test_each_block_takes_the_most_whole_words_that_fit(most_pieces: int) -> None:
+    rng = np.random.default_rng(most_pieces)
+    documents, expected = [], []
+    for _ in range(30):
+        sizes = rng.integers(1, most_pieces + 1, rng.integers(1, 60)).tolist()
+        documents.append(text.words_of(sizes))
+        expected += greedy_lengths(sizes, 30)
+    _, blocks = cut(documents, block_length=32)
+    assert blocks.length.tolist() == expected
+
+
+def test_a_border_exactly_at_the_capacity_is_used() -> None:
+    _, blocks = cut([text.words_of([505, 5, 1])])
+    assert blocks.length.tolist() == [510, 1]
+
+
+def test_a_word_that_would_end_one_past_the_capacity_moves_on_whole() -> None:
+    _, blocks = cut([text.words_of([505, 6, 1])])
+    assert blocks.length.tolist() == [505, 7]
+    assert blocks.continues.tolist() == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("size", "lengths"),
+    [
+        (510, [3, 510, 6]),
+        (511, [3, 510, 7]),
+        (1020, [3, 510, 510, 6]),
+        (1200, [3, 510, 510, 186]),
+        (1600, [3, 510, 510, 510, 76]),
+    ],
+)
+def test_only_a_word_longer_than_a_block_is_cut(size: int, lengths: list[int]) -> None:
+    _, blocks = cut([text.words_of([3, size, 2, 4])])
+    assert blocks.length.tolist() == lengths
+    cuts = (size - 1) // CAPACITY
+    expected = [False] + [True] * cuts + [False] * (len(lengths) - cuts - 1)
+    assert blocks.continues.tolist() == expected
+
+
+def test_pieces_of_a_cut_word_are_words_and_its_neighbours_stay_whole() -> None:
+    shard, blocks = cut([text.words_of([3, 1200, 2, 4])])
+    words = words_of_blocks(shard, blocks, slots=80)
+    assert word_sizes(words, 0) == [3]
+    assert word_sizes(words, 1) == [1] * 510
+    assert word_sizes(words, 2) == [1] * 510
+    assert word_sizes(words, 3) == [1] * 180 + [2, 4]
+
+
+def test_pieces_of_a_word_that_goes_on_in_the_next_block_are_words() -> None:
+    tokens = text.words_of([2, 3, 9])
+    words = find_words(
+        tokens, np.array([0, 10, 14]), np.array([True, False]), text.STARTS_WORD, 80
+    )
+    assert word_sizes(words, 0) == [2, 3, 1, 1, 1, 1, 1]
+    assert word_sizes(words, 1) == [1, 1, 1, 1]
+
+
+def test_a_cut_word_that_fills_a_document_leaves_one_word_a_piece() -> None:
+    shard, blocks = cut([text.words_of([1021]), text.words_of([2])])
+    words = words_of_blocks(shard, blocks, slots=80)
+    assert blocks.length.tolist() == [510, 510, 1, 2]
+    assert blocks.continues.tolist() == [True, True, False, False]
+    assert np.diff(words.offsets).tolist() == [1] * 1021 + [2]
+
+
+@pytest.mark.parametrize(
+    ("size", "sizes", "most"),
+    [(80, [80], 80), (81, [1] * 81, 13), (509, [1] * 509, 77)],
+)
+def test_a_lone_word_beyond_the_slots_counts_as_its_pieces(
+    size: int, sizes: list[int], most: int
+) -> None:
+    shard, blocks = cut([text.words_of([size])])
+    words = words_of_blocks(shard, blocks, slots=80)
+    assert word_sizes(words, 0) == sizes
+    assert blocks.most_targets.tolist() == [most]
+
+
+def test_a_word_beyond_the_slots_stays_whole_beside_a_short_one() -> None:
+    shard, blocks = cut([text.words_of([100, 1])])
+    assert word_sizes(words_of_blocks(shard, blocks, slots=80), 0) == [100, 1]
+    assert blocks.most_targets.tolist() == [16]
+
+
+def test_a_document_that_begins_inside_a_word_is_cut_and_kept() -> None:
+    document = text.words_of([40, 2, 3])[1:]
+    shard, blocks = cut([text.words_of([2]), document], block_length=32)
+    assert blocks.length.tolist() == [2, 30, 14]
+    words = words_of_blocks(shard, blocks, slots=8)
+    assert word_sizes(words, 1) == [1] * 30
+    assert word_sizes(words, 2) == [1] * 9 + [2, 3]
+
+
+def test_documents_of_one_token_are_blocks_of_one_target() -> None:
+    _, blocks = cut([text.words_of([1])] * 4)
+    assert blocks.length.tolist() == [1] * 4
+    assert blocks.start.tolist() == [0, 1, 2, 3]
+    assert blocks.most_targets.tolist() == [1] * 4
+
+
+def test_a_shard_without_documents_has_no_blocks() -> None:
+    nothing = np.zeros(1, np.int64)
+    shard = Shard("train-00000", np.zeros(0, np.uint16), nothing, nothing)
+    assert len(cut_shard(shard, 0, text.STARTS_WORD, 512, text.RATIO)) == 0
+
+
+@pytest.mark.parametrize("ratio", [Fraction(3, 20), Fraction(1, 3), Fraction(1)])
+def test_budgets_are_exact(ratio: Fraction) -> None:
+    lengths = np.arange(1, 2001)
+    expected = [math.ceil(ratio * n) for n in range(1, 2001)]
+    assert target_budget(lengths, ratio).tolist() == expected
+
+
+def test_two_hundred_tokens_have_a_budget_of_thirty() -> None:
+    assert int(target_budget(np.array(200), Fraction(3, 20))) == 30
+
+
+def test_a_full_sequence_has_eighty_slots() -> None:
+    assert target_slots(512, Fraction(3, 20)) == 80
+
+
+@pytest.mark.parametrize("block_length", [3, 16, 32, 128, 384, 1024])
+def test_slots_are_the_next_multiple_of_eight(block_length: int) -> None:
+    exact = Fraction(3, 20) * (block_length - 2)
+    slots = target_slots(block_length, Fraction(3, 20))
+    assert slots % 8 == 0
+    assert slots - 8 < math.ceil(exact) <= slots
+
+
+@pytest.mark.parametrize("place", [0, 3, 4])
+def test_an_id_outside_the_vocabulary_names_shard_and_document(place: int) -> None:
+    documents = [text.words_of([2, 3]) for _ in range(4)]
+    documents[2][place] = text.VOCAB_SIZE
+    shard = text.make_shard(documents, "train-00007")
+    message = f"id {text.VOCAB_SIZE} in document 2 of shard train-00007"
+    with pytest.raises(InputError, match=message):
+        cut_shard(shard, 7, text.STARTS_WORD, 512, text.RATIO)
+
+
+def test_the_last_id_of_the_vocabulary_is_inside() -> None:
+    document = text.words_of([2, 3])
+    document[1] = text.VOCAB_SIZE - 1
+    _, blocks = cut([document])
+    assert blocks.length.tolist() == [5]

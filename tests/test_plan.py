@@ -1,0 +1,338 @@
+"""Packing, the cache of plans, and the order of rows."""
+
+import dataclasses
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+import text
+
+from spanbert_jax.corpus.store import Split
+from spanbert_jax.data import plan as plan_lib
+from spanbert_jax.data.batch import masked_blocks
+from spanbert_jax.data.plan import (
+    Plan,
+    build_plan,
+    load_plan,
+    ordered_rows,
+    pack,
+    shuffled_rows,
+)
+from spanbert_jax.errors import InputError, StorageError
+
+
+def build(split: Split, block_length: int = 64, packing: bool = True) -> Plan:
+    return build_plan(split, text.STARTS_WORD, block_length, text.RATIO, packing)
+
+
+def realistic_lengths(seed: int, documents: int) -> np.ndarray:
+    """Many short documents and some of many blocks."""
+    rng = np.random.default_rng(seed)
+    return np.maximum(1, rng.lognormal(6, 1.2, documents).astype(int))
+
+
+def rows_of(plan: Plan) -> list[np.ndarray]:
+    return np.split(plan.row_blocks, plan.row_offsets[1:-1])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_pack_keeps_both_capacities_and_every_block(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, 63, 1000)
+    # Far more targets than masking asks for, so that both capacities bind.
+    targets = rng.integers(1, 17, 1000)
+    rows = pack(lengths, targets, block_length=64, slots=16)
+    assert sorted(np.concatenate(rows).tolist()) == list(range(1000))
+    for row in rows:
+        assert (lengths[row] + 2).sum() <= 64
+        assert targets[row].sum() <= 16
+
+
+def test_pack_fills_a_row_to_the_last_place() -> None:
+    rows = pack(np.array([30, 30, 62, 14, 14, 14, 14]), np.ones(7, int), 64, 16)
+    assert sorted(map(len, rows)) == [1, 2, 4]
+
+
+def test_pack_prefers_the_fullest_row_that_fits() -> None:
+    # 40 and 30 open a row each; 20 fits both and goes where least is left.
+    rows = pack(np.array([40, 30, 20]), np.ones(3, int), 64, 16)
+    assert [sorted(row) for row in rows] == [[0, 2], [1]]
+
+
+def test_pack_of_nothing_has_no_rows() -> None:
+    assert pack(np.zeros(0, int), np.zeros(0, int), 64, 16) == []
+
+
+def test_tiny_blocks_fill_the_slots_before_the_places() -> None:
+    split = text.random_split(1, [1] * 1000)
+    plan = build(split)
+    assert [len(row) for row in rows_of(plan)] == [16] * 62 + [8]
+    assert plan.fill(64) < 0.8
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("packing", [True, False])
+def test_a_plan_holds_every_block_once(packing: bool, shards: int) -> None:
+    split = text.random_split(2, [*realistic_lengths(2, 300), 1, 1, 1], shards)
+    plan = build(split, packing=packing)
+    blocks = plan.blocks
+    assert sorted(plan.row_blocks.tolist()) == list(range(len(blocks)))
+    for row in rows_of(plan):
+        assert (blocks.length[row] + 2).sum() <= 64
+        assert blocks.most_targets[row].sum() <= 16
+        assert packing or len(row) == 1
+    texts = [text.block_text(split, blocks, block) for block in range(len(blocks))]
+    stream = np.concatenate([shard.tokens for shard in split.shards])
+    np.testing.assert_array_equal(np.concatenate(texts), stream)
+
+
+def test_packing_fills_99_percent_of_realistic_text() -> None:
+    split = text.random_split(3, realistic_lengths(3, 3000), most_pieces=3)
+    packed, padded = build(split, 512), build(split, 512, packing=False)
+    full = padded.blocks.length >= 505
+    assert 0.3 < full.mean() < 0.7
+    assert packed.fill(512) >= 0.99
+    assert padded.fill(512) < 0.8
+    assert packed.num_rows < 0.8 * padded.num_rows
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_a_split_without_shards_has_no_rows(packing: bool) -> None:
+    plan = build(Split("valid", ()), packing=packing)
+    assert plan.num_rows == len(plan.blocks) == 0
+
+
+def test_fill_is_the_share_of_places_in_use() -> None:
+    split = text.random_split(4, [30, 62, 10])
+    plan = build(split, packing=False)
+    assert plan.fill(64) == pytest.approx((32 + 64 + 12) / (3 * 64))
+
+
+def test_rows_mix_the_documents() -> None:
+    split = text.random_split(5, [40] * 2000)
+    first = np.array([row[0] for row in rows_of(build(split))])
+    assert abs(np.corrcoef(first, np.arange(len(first)))[0, 1]) < 0.1
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_a_subset_has_as_many_blocks_as_asked_for_by_its_seed(packing: bool) -> None:
+    split = text.random_split(6, realistic_lengths(6, 100))
+
+    def subset(size: int, seed: int) -> np.ndarray:
+        plan = build_plan(split, text.STARTS_WORD, 64, text.RATIO, packing, size, seed)
+        assert len(np.unique(plan.row_blocks)) == len(plan.row_blocks)
+        return np.sort(plan.row_blocks)
+
+    total = len(build(split).blocks)
+    assert len(subset(50, 1)) == 50
+    np.testing.assert_array_equal(subset(50, 1), subset(50, 1))
+    assert not np.array_equal(subset(50, 1), subset(50, 2))
+    assert np.isin(subset(50, 1), subset(51, 1)).all()
+    assert len(subset(total + 5, 1)) == total
+
+
+def test_a_subset_spreads_over_the_whole_split() -> None:
+    split = text.random_split(7, [40] * 2000)
+    plan = build_plan(split, text.STARTS_WORD, 64, text.RATIO, True, 500, 3)
+    # The standard error of the mean of 500 of range(2000) is 22.
+    assert plan.row_blocks.mean() == pytest.approx(1000, abs=100)
+
+
+def test_a_block_of_a_subset_masks_as_in_the_whole_split() -> None:
+    split = text.random_split(8, realistic_lengths(8, 60))
+    feed = text.make_feed(split)
+    plan = build_plan(split, text.STARTS_WORD, 64, text.RATIO, True, 40, 1)
+    few = dataclasses.replace(feed, plan=plan)
+    chosen = np.sort(plan.row_blocks)
+    everything = np.arange(len(feed.plan.blocks))
+    part = masked_blocks(few, chosen, np.zeros_like(chosen))
+    whole = masked_blocks(feed, everything, np.zeros_like(everything))
+    block = np.searchsorted(whole.offsets, whole.masks.target, side="right") - 1
+    mine = np.isin(block, chosen)
+    for name in ("action", "replacement"):
+        np.testing.assert_array_equal(
+            getattr(part.masks, name), getattr(whole.masks, name)[mine]
+        )
+    place = whole.masks.target - whole.offsets[block]
+    number = np.searchsorted(part.offsets, part.masks.target, side="right") - 1
+    np.testing.assert_array_equal(part.masks.target - part.offsets[number], place[mine])
+
+
+def test_an_id_outside_the_vocabulary_stops_the_plan() -> None:
+    split = text.random_split(9, [40] * 5, shards=2)
+    split.shards[1].tokens[45] = text.VOCAB_SIZE
+    with pytest.raises(InputError, match="document 1 of shard train-00001"):
+        build(split)
+
+
+# The cache.
+
+
+def load(split: Split, cache: Path, **changes: object) -> Plan:
+    settings = {
+        "block_length": 64,
+        "ratio": text.RATIO,
+        "packing": True,
+        "fingerprint": "one",
+        "cache": cache,
+    }
+    return load_plan(split, text.STARTS_WORD, **(settings | changes))
+
+
+def directories(cache: Path) -> list[Path]:
+    return sorted((cache / "plans").iterdir())
+
+
+@pytest.fixture(scope="module")
+def split() -> Split:
+    return text.random_split(10, realistic_lengths(10, 50))
+
+
+def test_a_loaded_plan_equals_a_built_one(split: Split, tmp_path: Path) -> None:
+    loaded, built = load(split, tmp_path / "new" / "cache"), build(split)
+    for name in ("row_offsets", "row_blocks"):
+        one, other = getattr(loaded, name), getattr(built, name)
+        assert isinstance(one, np.memmap)
+        assert one.dtype == other.dtype == np.int64
+        np.testing.assert_array_equal(one, other)
+    for field in dataclasses.fields(built.blocks):
+        one = getattr(loaded.blocks, field.name)
+        other = getattr(built.blocks, field.name)
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)
+
+
+def test_the_second_load_reads_what_the_first_wrote(
+    split: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = load(split, tmp_path)
+    assert len(directories(tmp_path)) == 1
+    monkeypatch.delattr(plan_lib, "build_plan")
+    second = load(split, tmp_path)
+    np.testing.assert_array_equal(first.row_blocks, second.row_blocks)
+    assert len(directories(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"block_length": 32},
+        {"ratio": Fraction(1, 5)},
+        {"packing": False},
+        {"fingerprint": "two"},
+        {"subset": 20},
+    ],
+)
+def test_other_settings_have_another_plan(
+    split: Split, tmp_path: Path, changes: dict[str, object]
+) -> None:
+    load(split, tmp_path)
+    load(split, tmp_path, **changes)
+    assert len(directories(tmp_path)) == 2
+
+
+def test_a_loaded_subset_is_that_of_its_seed(split: Split, tmp_path: Path) -> None:
+    for seed in (1, 2):
+        loaded = load(split, tmp_path, subset=20, subset_seed=seed)
+        built = build_plan(split, text.STARTS_WORD, 64, text.RATIO, True, 20, seed)
+        np.testing.assert_array_equal(loaded.row_blocks, built.row_blocks)
+    assert len(directories(tmp_path)) == 2
+
+
+def test_another_split_has_another_plan(split: Split, tmp_path: Path) -> None:
+    load(split, tmp_path)
+    load(Split("valid", split.shards), tmp_path)
+    assert len(directories(tmp_path)) == 2
+
+
+def test_a_cache_that_cannot_be_written_is_named(split: Split, tmp_path: Path) -> None:
+    # A file in its place, because root may write to any directory.
+    cache = tmp_path / "cache"
+    cache.write_text("")
+    with pytest.raises(StorageError, match=rf"data\.cache: .*{cache}"):
+        load(split, cache)
+
+
+def test_a_failed_write_leaves_nothing_behind(
+    split: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, array: np.ndarray) -> None:
+        # What NumPy raises where a disk fills up within an array: it has no strerror.
+        raise OSError(f"{array.size} requested and 0 written")
+
+    monkeypatch.setattr(plan_lib.np, "save", full)
+    with pytest.raises(StorageError, match="requested and 0 written"):
+        load(split, tmp_path)
+    assert directories(tmp_path) == []
+
+
+def test_the_plan_of_a_process_that_was_faster_is_used(
+    split: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build_slowly(*arguments: object) -> Plan:
+        monkeypatch.setattr(plan_lib, "build_plan", build_plan)
+        load(split, tmp_path)
+        return build_plan(*arguments)
+
+    monkeypatch.setattr(plan_lib, "build_plan", build_slowly)
+    loaded = load(split, tmp_path)
+    np.testing.assert_array_equal(loaded.row_blocks, build(split).row_blocks)
+    assert len(directories(tmp_path)) == 1
+
+
+# The order of rows.
+
+
+def stream(steps: range, batch_size: int, num_rows: int) -> tuple[np.ndarray, ...]:
+    parts = [shuffled_rows(step, batch_size, num_rows, seed=3) for step in steps]
+    return tuple(np.concatenate(part) for part in zip(*parts, strict=True))
+
+
+@pytest.mark.parametrize(("batch_size", "num_rows"), [(8, 100), (7, 7), (10, 64)])
+def test_each_epoch_is_a_permutation_and_batches_run_across_its_end(
+    batch_size: int, num_rows: int
+) -> None:
+    rows, epochs = stream(range(num_rows), batch_size, num_rows)
+    orders = rows.reshape(batch_size, num_rows)
+    assert (np.sort(orders, axis=1) == np.arange(num_rows)).all()
+    assert len(np.unique(orders, axis=0)) == batch_size
+    np.testing.assert_array_equal(epochs, np.repeat(np.arange(batch_size), num_rows))
+
+
+def test_the_order_does_not_depend_on_the_batch_size() -> None:
+    small, _ = stream(range(40), 5, 30)
+    large, _ = stream(range(10), 20, 30)
+    np.testing.assert_array_equal(small, large)
+
+
+def test_seeds_order_differently() -> None:
+    one, _ = shuffled_rows(0, 50, 50, seed=1)
+    other, _ = shuffled_rows(0, 50, 50, seed=2)
+    assert not np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("num_rows", [1, 5, 7])
+def test_fewer_rows_than_a_batch_come_once_each_with_empty_ones(num_rows: int) -> None:
+    for step in range(20):
+        rows, epochs = shuffled_rows(step, 8, num_rows, seed=4)
+        assert sorted(rows.tolist()) == [-1] * (8 - num_rows) + list(range(num_rows))
+        assert epochs.tolist() == [step] * 8
+
+
+def test_a_step_far_away_is_as_quick_as_the_first() -> None:
+    rows, epochs = shuffled_rows(10**12, 256, 1_000_003, seed=5)
+    begin = 10**12 * 256
+    places = [begin + i for i in range(256)]
+    assert epochs.tolist() == [place // 1_000_003 for place in places]
+    assert len(np.unique(rows)) == 256
+    assert ((rows >= 0) & (rows < 1_000_003)).all()
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 8, 10, 25])
+def test_evaluation_sees_each_row_once(batch_size: int) -> None:
+    steps = -(-10 // batch_size)
+    parts = [ordered_rows(step, batch_size, 10) for step in range(steps)]
+    rows = np.concatenate([rows for rows, _ in parts])
+    assert rows.tolist() == list(range(10)) + [-1] * (steps * batch_size - 10)
+    assert not np.concatenate([epochs for _, epochs in parts]).any()

@@ -1,0 +1,105 @@
+"""Synthetic text for the tests of the data room: ids, documents, splits, feeds."""
+
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+
+from spanbert_jax.corpus.store import Shard, Split
+from spanbert_jax.data.batch import Feed, SpecialIds
+from spanbert_jax.data.masking import Masking
+from spanbert_jax.data.plan import build_plan
+
+# Ids 0-3 are special, 4-9 unused; then words' first pieces, then the later pieces.
+SPECIAL = SpecialIds(pad=0, cls=1, sep=2, mask=3)
+FIRST_WORD, FIRST_PIECE, VOCAB_SIZE = 10, 600, 1000
+STARTS_WORD = np.arange(VOCAB_SIZE) < FIRST_PIECE
+RANDOM_IDS = np.arange(FIRST_WORD, VOCAB_SIZE, dtype=np.int32)
+
+RATIO = Fraction(3, 20)
+PAPER = Masking("span", "span", RATIO, 0.2, 10, 64, 0.8, 0.1)
+
+
+def words_of(sizes: Sequence[int], dtype: type = np.uint16) -> np.ndarray:
+    """Text of words with the given numbers of pieces; neighbouring ids differ."""
+    starts = np.zeros(sum(sizes), bool)
+    starts[np.cumsum([0, *sizes[:-1]])] = True
+    place = np.arange(len(starts))
+    ids = np.where(
+        starts,
+        FIRST_WORD + place % (FIRST_PIECE - FIRST_WORD),
+        FIRST_PIECE + place % (VOCAB_SIZE - FIRST_PIECE),
+    )
+    return ids.astype(dtype)
+
+
+def random_text(
+    rng: np.random.Generator, length: int, most_pieces: int = 6
+) -> np.ndarray:
+    """`length` tokens of words of 1 to `most_pieces` pieces: uint16."""
+    begins = np.cumsum(rng.integers(1, most_pieces + 1, length))
+    starts = np.zeros(length, bool)
+    starts[0] = True
+    starts[begins[begins < length]] = True
+    first = rng.integers(FIRST_WORD, FIRST_PIECE, length)
+    later = rng.integers(FIRST_PIECE, VOCAB_SIZE, length)
+    return np.where(starts, first, later).astype(np.uint16)
+
+
+def make_shard(documents: Sequence[np.ndarray], name: str = "train-00000") -> Shard:
+    """A shard of documents of one line each."""
+    offsets = np.cumsum([0, *map(len, documents)])
+    return Shard(name, np.concatenate(documents), offsets, offsets)
+
+
+def random_split(
+    seed: int, lengths: Sequence[int], shards: int = 1, most_pieces: int = 6
+) -> Split:
+    """A training split of documents of the given lengths, dealt out to shards."""
+    rng = np.random.default_rng(seed)
+    documents = [random_text(rng, length, most_pieces) for length in lengths]
+    parts = [
+        make_shard(documents[number::shards], f"train-{number:05d}")
+        for number in range(shards)
+    ]
+    return Split("train", tuple(parts))
+
+
+def make_feed(
+    split: Split,
+    block_length: int = 64,
+    packing: bool = True,
+    masking: Masking = PAPER,
+    sbo_positions: int = 20,
+    sbo_edges: bool = True,
+) -> Feed:
+    """A feed with a plan of the whole split."""
+    plan = build_plan(split, STARTS_WORD, block_length, masking.ratio, packing)
+    return Feed(
+        split=split,
+        plan=plan,
+        masking=masking,
+        special=SPECIAL,
+        starts_word=STARTS_WORD,
+        random_ids=RANDOM_IDS,
+        block_length=block_length,
+        seed=5,
+        sbo_positions=sbo_positions,
+        sbo_edges=sbo_edges,
+    )
+
+
+def block_text(split: Split, blocks: object, block: int) -> np.ndarray:
+    """The true tokens of one block of a plan."""
+    start = blocks.start[block]
+    shard = split.shards[blocks.shard[block]]
+    return np.asarray(shard.tokens[start : start + blocks.length[block]])
+
+
+def save_shard(shard: Shard, directory: Path) -> Shard:
+    """The same shard with its tokens in a memory map, as a corpus has them."""
+    path = directory / f"{shard.name}.tokens.npy"
+    np.save(path, shard.tokens)
+    tokens = np.load(path, mmap_mode="r")
+    return Shard(shard.name, tokens, shard.documents, shard.lines)
