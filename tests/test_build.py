@@ -14,17 +14,15 @@ from dataclasses import replace
 from itertools import chain, pairwise
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from spanbert_jax.corpus import build as build_module
-from spanbert_jax.corpus import store
+from spanbert_jax.corpus import store, workspace
 from spanbert_jax.corpus.build import (
     BuildOptions,
     build,
     check_options,
     embedded_corpus,
-    held_out_threshold,
 )
 from spanbert_jax.corpus.store import open_corpus
 from spanbert_jax.errors import InputError, StorageError
@@ -205,26 +203,6 @@ def test_literal_special_tokens_are_stored_as_text(tmp_path):
     assert corpus.unigram_counts.sum() == corpus.split("train").num_tokens
 
 
-@pytest.mark.parametrize(
-    ("count", "fraction", "wanted"),
-    [(1000, 0.02, 20), (10, 0.02, 1), (2, 0.9, 1), (1, 0.5, 0), (9, 0.0, 0)],
-)
-def test_share_held_out(count, fraction, wanted):
-    hashes = np.random.default_rng(0).integers(2**64, size=count, dtype=np.uint64)
-    threshold = held_out_threshold(hashes, fraction)
-    assert (hashes < threshold).sum() == wanted
-    assert held_out_threshold(hashes[::-1], fraction) == threshold
-
-
-def test_copies_stay_on_one_side():
-    hashes = np.array([5] * 6 + [2, 9, 9, 9], np.uint64)
-    assert (hashes < held_out_threshold(hashes, 0.3)).sum() == 7
-    assert (hashes < held_out_threshold(hashes, 0.9)).sum() == 7
-    assert held_out_threshold(np.full(4, 7, np.uint64), 0.5) == 7
-    top = np.array([2**64 - 1, 2**64 - 1, 3], np.uint64)
-    assert (top < held_out_threshold(top, 0.6)).sum() == 1
-
-
 def test_a_finished_corpus_is_left_alone(options, capsys):
     build(options)
     before = {path: path.stat().st_mtime_ns for path in options.output.iterdir()}
@@ -332,7 +310,7 @@ def test_beginnings_of_another_build_are_thrown_away(options, monkeypatch, capsy
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(build_module, "_publish", fail)
+        patch.setattr(workspace, "publish", fail)
         with pytest.raises(KeyboardInterrupt):
             build(options)
     other = replace(options, min_tokens=3)

@@ -117,6 +117,9 @@ def test_missing_special_token_is_named(tmp_path, missing):
     assert missing in str(error.value)
     assert f"--vocab={path}" in str(error.value)
     assert f"--{missing[1:-1].lower()}_token" in str(error.value)
+    with pytest.raises(InputError) as error:
+        load_wordpiece(path, setting="data.corpus")
+    assert str(error.value) == f"data.corpus={path} has no token {missing!r}"
 
 
 def test_other_spellings_are_accepted_when_configured(tmp_path):

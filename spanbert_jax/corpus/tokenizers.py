@@ -18,6 +18,8 @@ from spanbert_jax.errors import InputError
 VOCABULARY_FILE = "vocab.txt"
 NORMALISATION = {"lowercase": False, "strip_accents": False, "unicode": "none"}
 
+# Beside this flag stand --mask_token and the other four.
+_VOCAB_FLAG = "--vocab"
 # A word of more characters is one [UNK], as in BERT.
 _LONGEST_WORD = 100
 # Lines per call of the encoder: more gain no speed and cost memory.
@@ -174,7 +176,7 @@ class Tokenizer:
 
 
 def load_wordpiece(
-    vocab_file: Path, specials: Specials | None = None, setting: str = "--vocab"
+    vocab_file: Path, specials: Specials | None = None, setting: str = _VOCAB_FLAG
 ) -> Tokenizer:
     """Reads a WordPiece vocabulary: UTF-8, one token a line, the first is id 0.
 
@@ -207,7 +209,8 @@ def load_wordpiece(
                 f" {first_line[token]}"
             )
         first_line[token] = number
-    return _tokenizer(tokens, specials or Specials(), f"{setting}={vocab_file}")
+    where = f"{setting}={vocab_file}"
+    return _tokenizer(tokens, specials or Specials(), where, setting == _VOCAB_FLAG)
 
 
 def train_wordpiece(
@@ -264,17 +267,22 @@ def _normalizer() -> normalizers.Normalizer:
     )
 
 
-def _tokenizer(tokens: Sequence[str], specials: Specials, where: str) -> Tokenizer:
-    """Finds the special tokens in a list without repetitions."""
+def _tokenizer(
+    tokens: Sequence[str], specials: Specials, where: str, has_flags: bool = False
+) -> Tokenizer:
+    """Finds the special tokens in a list without repetitions.
+
+    `has_flags`: whether there are flags to spell them, for the error message.
+    """
     spellings = astuple(specials)
     if len(set(spellings)) < len(spellings):
         raise InputError(f"two special tokens are spelt alike: {', '.join(spellings)}")
     index = {token: i for i, token in enumerate(tokens)}
     for role, spelling in vars(specials).items():
         if spelling not in index:
+            hint = f"; if it spells it in another way, say so with --{role}_token"
             raise InputError(
-                f"{where} has no token {spelling!r}; if it spells it in another way,"
-                f" say so with --{role}_token"
+                f"{where} has no token {spelling!r}{hint if has_flags else ''}"
             )
     tokenizer = Tokenizer(
         "wordpiece", tuple(tokens), *(index[spelling] for spelling in spellings)
