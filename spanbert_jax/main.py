@@ -7,9 +7,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from spanbert_jax import settings
-from spanbert_jax.corpus.build import embedded_corpus
-from spanbert_jax.corpus.store import open_corpus
-from spanbert_jax.errors import InputError, run
+from spanbert_jax.errors import run
 from spanbert_jax.training.loop import train
 
 _CONFIG = config_flags.DEFINE_config_file(
@@ -22,31 +20,12 @@ _WORKDIR = flags.DEFINE_string(
 )
 flags.mark_flags_as_required(["config", "workdir"])
 
-EMBEDDED = "embedded"
-# A tenth of 79 documents is the least that gives a steady held-out loss; 4,096 entries
-# are what half a megabyte of text can teach.
-_EMBEDDED_VALID_FRACTION = 0.1
-_EMBEDDED_VOCAB_SIZE = 4096
-
 
 def main(_: Sequence[str]) -> int:
     """Opens the corpus and trains."""
     config = _CONFIG.value
     settings.validate(config)
-    corpus = config.data.corpus
-    if not corpus:
-        raise InputError(
-            "data.corpus is empty; make a corpus with python -m spanbert_jax.prepare"
-            " --input='TEXT/*.txt' --output=CORPUS and name it with"
-            " --config.data.corpus=CORPUS"
-        )
-    if corpus == EMBEDDED:
-        corpus = embedded_corpus(
-            settings.cache_directory(config),
-            _EMBEDDED_VOCAB_SIZE,
-            _EMBEDDED_VALID_FRACTION,
-        )
-    return train(config, open_corpus(corpus), Path(_WORKDIR.value))
+    return train(config, settings.open_corpus(config), Path(_WORKDIR.value))
 
 
 if __name__ == "__main__":

@@ -5,18 +5,26 @@ import os
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax.numpy as jnp
 from ml_collections import ConfigDict
 
+from spanbert_jax.corpus import store
+from spanbert_jax.corpus.build import embedded_corpus
 from spanbert_jax.corpus.store import Corpus
 from spanbert_jax.data.batch import Feed, SpecialIds
 from spanbert_jax.data.masking import SCHEMES, Masking
 from spanbert_jax.data.plan import load_plan
-from spanbert_jax.errors import InputError
-from spanbert_jax.model.encoder import Geometry
-from spanbert_jax.model.spanbert import SpanBert
+from spanbert_jax.errors import InputError, StorageError
+
+if TYPE_CHECKING:
+    from spanbert_jax.model.spanbert import SpanBert
+
+EMBEDDED = "embedded"
+# A tenth of 79 documents is the least that gives a steady held-out loss; 4,096 entries
+# are what half a megabyte of text can teach.
+_EMBEDDED_VALID_FRACTION = 0.1
+_EMBEDDED_VOCAB_SIZE = 4096
 
 # What may change between two starts of a run though it lies in the data block.
 _NOT_IDENTITY = {"data.workers", "data.corpus", "data.cache"}
@@ -200,6 +208,27 @@ def cache_directory(config: ConfigDict) -> Path:
     return Path(user_cache) / "spanbert_jax"
 
 
+def open_corpus(config: ConfigDict) -> Corpus:
+    """The corpus that data.corpus names; builds the embedded one at first use.
+
+    Raises:
+        InputError: there is none, or it is broken.
+        StorageError: the embedded one cannot be written to the cache.
+    """
+    directory = config.data.corpus
+    if not directory:
+        raise InputError(
+            "data.corpus is empty; make a corpus with python -m spanbert_jax.prepare"
+            " --input='TEXT/*.txt' --output=CORPUS and name it with"
+            " --config.data.corpus=CORPUS"
+        )
+    if directory == EMBEDDED:
+        directory = embedded_corpus(
+            cache_directory(config), _EMBEDDED_VOCAB_SIZE, _EMBEDDED_VALID_FRACTION
+        )
+    return store.open_corpus(directory)
+
+
 def feed(config: ConfigDict, corpus: Corpus, split: str) -> Feed:
     """The feed of a split: "train", or "valid" with the masks of data.eval_seed.
 
@@ -239,8 +268,14 @@ def feed(config: ConfigDict, corpus: Corpus, split: str) -> Feed:
     )
 
 
-def model(config: ConfigDict, vocab_size: int) -> SpanBert:
+def model(config: ConfigDict, vocab_size: int) -> "SpanBert":
     """The model of a config for a vocabulary."""
+    # jax takes a second to import, and half of the commands do without.
+    import jax.numpy as jnp
+
+    from spanbert_jax.model.encoder import Geometry
+    from spanbert_jax.model.spanbert import SpanBert
+
     settings = config.model
     geometry = Geometry(
         vocab_size=vocab_size,
@@ -278,5 +313,12 @@ def identity(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def write(config: ConfigDict, path: Path) -> None:
-    """Writes the resolved settings as JSON."""
-    path.write_text(json.dumps(config.to_dict(), indent=2) + "\n")
+    """Writes the resolved settings as JSON.
+
+    Raises:
+        StorageError: the file cannot be written.
+    """
+    try:
+        path.write_text(json.dumps(config.to_dict(), indent=2) + "\n")
+    except OSError as error:
+        raise StorageError(f"--workdir: {error}") from error

@@ -1,0 +1,350 @@
+"""Numbers and text about a corpus, its blocks and their masks, for people to read."""
+
+import dataclasses
+import re
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence, Sized
+
+import numpy as np
+
+from spanbert_jax.corpus.store import Corpus
+from spanbert_jax.corpus.tokenizers import Tokenizer
+from spanbert_jax.data import counter
+from spanbert_jax.data.batch import Feed, MaskedBlocks
+from spanbert_jax.data.blocks import target_budget
+from spanbert_jax.data.masking import ACTION_NAMES, KEEP
+from spanbert_jax.data.plan import Plan
+
+# Gives a text the colour of a style: an action's name, "title" or "faint".
+Paint = Callable[[str, str], str]
+
+_COLOURS = {"mask": "33", "random": "31", "keep": "32", "title": "1", "faint": "2"}
+_ESCAPE = re.compile("\x1b\\[[0-9;]*m")
+_BINS = 10
+_LABELS = ("[MASK]", "random", "kept")
+
+
+def in_colour(text: str, style: str) -> str:
+    """Paints for a terminal."""
+    return f"\x1b[{_COLOURS[style]}m{text}\x1b[0m"
+
+
+def in_plain(text: str, style: str) -> str:
+    """Leaves a text as it is."""
+    del style
+    return text
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskStatistics:
+    """What the masks of some blocks are like.
+
+    Attributes:
+        blocks: how many there are, at least one.
+        tokens: in them, without [CLS] and [SEP].
+        targets: int64 [blocks], targets of each.
+        unused_share: part of the budget that was not used.
+        drawn_length: mean length of the spans as drawn, in words; for the scheme
+            "subword" in tokens.
+        placed_length: mean length as placed, in the same unit.
+        placed_tokens: mean length as placed, in tokens.
+        action_shares: parts of the targets, in the order of `ACTION_NAMES`.
+    """
+
+    blocks: int
+    tokens: int
+    targets: np.ndarray
+    unused_share: float
+    drawn_length: float
+    placed_length: float
+    placed_tokens: float
+    action_shares: tuple[float, ...]
+
+
+def sample_blocks(plan: Plan, size: int, seed: int) -> np.ndarray:
+    """Draws blocks without replacement; a larger sample begins with the smaller one.
+
+    Args:
+        plan: the blocks.
+        size: how many; all of them if there are fewer.
+        seed: of the sample.
+
+    Returns:
+        int64 [min(size, N)], numbers of blocks.
+    """
+    total = len(plan.blocks)
+    places = np.arange(min(size, total), dtype=np.int64)
+    return counter.permute(places, total, counter.root_key(seed))
+
+
+def mask_statistics(feed: Feed, masked: MaskedBlocks) -> MaskStatistics:
+    """Counts what masking did to at least one block."""
+    masks, offsets = masked.masks, masked.offsets
+    budget = target_budget(np.diff(offsets), feed.masking.ratio)
+    actions = np.bincount(masks.action, minlength=len(ACTION_NAMES))
+    return MaskStatistics(
+        blocks=len(offsets) - 1,
+        tokens=len(masked.tokens),
+        targets=np.diff(np.searchsorted(masks.target, offsets)),
+        unused_share=float(masks.unused.sum() / budget.sum()),
+        drawn_length=float(masks.spans.drawn.mean()),
+        placed_length=float((masks.spans.last - masks.spans.first).mean()),
+        placed_tokens=len(masks.target) / len(masks.spans.first),
+        action_shares=tuple((actions / len(masks.target)).tolist()),
+    )
+
+
+def describe_corpus(corpus: Corpus, paint: Paint) -> Iterator[str]:
+    """Yields lines: vocabulary, documents, tokens and unknown tokens of each split."""
+    tokenizer = corpus.tokenizer
+    unknown = tokenizer.specials.unk
+    yield paint(f"corpus {corpus.directory}", "title")
+    yield f"  vocabulary {tokenizer.vocab_size:,} tokens, {tokenizer.kind}"
+    yield f"  {'split':<7}{'documents':>14}{'dropped':>12}{'tokens':>18}{unknown:>10}"
+    for name, entry in corpus.manifest["splits"].items():
+        share = entry["unknown_tokens"] / max(entry["tokens"], 1)
+        yield (
+            f"  {name:<7}{entry['documents']:>14,}{entry['dropped_documents']:>12,}"
+            f"{entry['tokens']:>18,}{share:>10.3%}"
+        )
+
+
+def describe_blocks(
+    single: Plan, packed: Plan, block_length: int, width: int, paint: Paint
+) -> Iterator[str]:
+    """Yields lines: a histogram of lengths, and the rows without and with packing.
+
+    Args:
+        single: the plan without packing.
+        packed: the plan of the same blocks with packing.
+        block_length: L, with [CLS] and [SEP].
+        width: columns to fill.
+        paint: gives colours.
+    """
+    lengths, capacity = single.blocks.length, block_length - 2
+    yield paint(
+        f"{len(lengths):,} blocks at block length {block_length:,}: up to"
+        f" {capacity:,} tokens, [CLS] and [SEP]",
+        "title",
+    )
+    edges = np.linspace(0, capacity, min(_BINS, capacity) + 1).astype(np.int64)
+    counts, _ = np.histogram(lengths, edges + 0.5)
+    digits = len(f"{capacity:,}")
+    for low, high, count in zip(edges[:-1] + 1, edges[1:], counts, strict=True):
+        head = (
+            f"  {low:>{digits},} to {high:>{digits},}"
+            f"{count:>14,}{count / max(len(lengths), 1):>8.1%}  "
+        )
+        # Rounded up: a bin with a single block in it shows.
+        bar = -(-int(count) * (width - len(head)) // max(int(counts.max()), 1))
+        yield (head + "#" * bar).rstrip()
+    for name, plan in (("without", single), ("with", packed)):
+        yield (
+            f"  {name:>7} packing {plan.num_rows:>12,} rows,"
+            f" {plan.fill(block_length):.1%} filled"
+        )
+
+
+def describe_masks(
+    statistics: MaskStatistics, feed: Feed, epoch: int, paint: Paint
+) -> Iterator[str]:
+    """Yields lines about the masks of a sample of blocks in one epoch."""
+    masking, targets = feed.masking, statistics.targets
+    unit = "tokens" if masking.scheme == "subword" else "words"
+    placed = f"{statistics.placed_length:.2f} {unit} placed"
+    # The other schemes draw no lengths: their spans are the units that came to touch.
+    if masking.scheme == "span":
+        placed = f"{statistics.drawn_length:.2f} {unit} drawn, {placed}"
+    if unit != "tokens":
+        placed += f", {statistics.placed_tokens:.2f} tokens"
+    shares = zip(statistics.action_shares, _LABELS, strict=True)
+    yield paint(
+        f"masks of {statistics.blocks:,} blocks: masking {masking.scheme}, replacement"
+        f" {masking.replacement}, seed {feed.seed}, epoch {epoch}",
+        "title",
+    )
+    yield (
+        f"  targets per block  {targets.mean():.2f} on average, {targets.min()} to"
+        f" {targets.max()}"
+    )
+    yield (
+        f"  share masked       {targets.sum() / statistics.tokens:.2%} of"
+        f" {statistics.tokens:,} tokens; {float(masking.ratio):.2%} asked for"
+    )
+    yield f"  budget unused      {statistics.unused_share:.2%}"
+    yield f"  span length        {placed}"
+    yield (
+        "  replaced by        "
+        + ", ".join(f"{share:.1%} {label}" for share, label in shares)
+    )
+
+
+def explain_spans(paint: Paint) -> Iterator[str]:
+    """Yields lines: how to read what `describe_block` says."""
+    colours = ", ".join(map(paint, _LABELS, ACTION_NAMES))
+    yield paint("how to read the blocks", "title")
+    yield f"  {{3:some words}} is span 3, as the text has it; the list says: {colours}."
+    yield "  at: position of its first token in the block, [CLS] being at 0."
+    yield "  left |  1 first  2 second ...  | right: its tokens with their offsets, for"
+    yield "  the span boundary objective, between the two tokens that it looks at."
+
+
+def describe_block(
+    feed: Feed,
+    tokenizer: Tokenizer,
+    block: int,
+    masked: MaskedBlocks,
+    width: int,
+    paint: Paint,
+) -> Iterator[str]:
+    """Yields lines: where a block is from, its text with its spans, the spans.
+
+    Args:
+        feed: the text and the recipe.
+        tokenizer: spells the tokens.
+        block: its number in the plan.
+        masked: this one block.
+        width: columns to fill.
+        paint: gives colours.
+    """
+    spelling = [_printable(tokenizer.tokens[i]) for i in masked.tokens]
+    specials = tokenizer.specials
+    view = _View(
+        tokens=[specials.cls, *spelling, specials.sep],
+        inner=[False, *(~feed.starts_word[masked.tokens]).tolist(), False],
+        spans=list(_spans(masked, tokenizer)),
+    )
+    unused = int(masked.masks.unused[0])
+    yield paint(
+        f"block {block:,}, {_origin(feed, block)}: {_count(masked.tokens, 'token')},"
+        f" {_count(masked.masks.target, 'target')} in {_count(view.spans, 'span')}"
+        + (f", {unused} of the budget unused" if unused else ""),
+        "title",
+    )
+    yield from wrap(_running_text(view, paint), width, "  ", "  ", " ")
+    yield paint(f"  {'span':>4}  {'at':>4}  replaced by", "faint")
+    for number, span in enumerate(view.spans, start=1):
+        yield from _describe_span(number, span, view.tokens, width, paint)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Span:
+    """A span; `begin` counts from [CLS]; one action and spelling for each token."""
+
+    begin: int
+    actions: list[int]
+    became: list[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class _View:
+    """A block's tokens, [CLS] to [SEP], which of them continue a word, its spans."""
+
+    tokens: list[str]
+    inner: list[bool]
+    spans: list[_Span]
+
+
+def _spans(masked: MaskedBlocks, tokenizer: Tokenizer) -> Iterator[_Span]:
+    masks = masked.masks
+    borders = np.flatnonzero(np.diff(masks.span_begin)) + 1
+    for part in np.split(np.arange(len(masks.target)), borders):
+        yield _Span(
+            begin=int(masks.span_begin[part[0]]) + 1,
+            actions=masks.action[part].tolist(),
+            became=[_printable(tokenizer.tokens[i]) for i in masks.replacement[part]],
+        )
+
+
+def _origin(feed: Feed, block: int) -> str:
+    blocks = feed.plan.blocks
+    shard = feed.split.shards[blocks.shard[block]]
+    document = np.searchsorted(shard.documents, blocks.start[block], side="right") - 1
+    first = int(blocks.start[block] - shard.documents[document])
+    return f"{shard.name} document {document:,} from token {first:,}"
+
+
+def _running_text(view: _View, paint: Paint) -> list[str]:
+    """The words of a block, pieces joined, each span in braces behind its number."""
+    fragments = [
+        token.removeprefix("##") if inner else token
+        for token, inner in zip(view.tokens, view.inner, strict=True)
+    ]
+    for number, span in enumerate(view.spans, start=1):
+        end = span.begin + len(span.actions)
+        for place, action in zip(range(span.begin, end), span.actions, strict=True):
+            fragments[place] = paint(fragments[place], ACTION_NAMES[action])
+        mark = paint(f"{{{number}:", "faint")
+        fragments[span.begin] = mark + fragments[span.begin]
+        fragments[end - 1] += paint("}", "faint")
+    words = [""]
+    for place, fragment in enumerate(fragments):
+        # A block that begins inside a word keeps its [CLS] apart.
+        if place > 1 and view.inner[place]:
+            words[-1] += fragment
+        else:
+            words.append(fragment)
+    return words[1:]
+
+
+def _describe_span(
+    number: int, span: _Span, tokens: list[str], width: int, paint: Paint
+) -> Iterator[str]:
+    end = span.begin + len(span.actions)
+    mixed = len(set(span.actions)) > 1
+    label = "mixed" if mixed else _LABELS[span.actions[0]]
+    style = "faint" if mixed else ACTION_NAMES[span.actions[0]]
+    head = f"  {number:>4}  {span.begin:>4}  {paint(f'{label:<6}', style)}  "
+    hang = " " * _columns(head)
+    names = [ACTION_NAMES[action] for action in span.actions]
+    inside = zip(tokens[span.begin : end], names, strict=True)
+    numbers = [paint(str(offset), "faint") for offset in range(1, len(names) + 1)]
+    cells = [paint(token, name) for token, name in inside]
+    cells = [" ".join(pair) for pair in zip(numbers, cells, strict=True)]
+    cells = [f"{tokens[span.begin - 1]} |", *cells, f"| {tokens[end]}"]
+    yield from wrap(cells, width, head, hang, "  ")
+    if mixed or style == "random":
+        now = zip(span.became, span.actions, strict=True)
+        cells = ["kept" if action == KEEP else token for token, action in now]
+        cells = [" ".join(pair) for pair in zip(numbers, cells, strict=True)]
+        yield from wrap(["became", *cells], width, hang, hang, "  ")
+
+
+def wrap(
+    cells: Sequence[str], width: int, first: str, later: str, gap: str
+) -> Iterator[str]:
+    """Yields lines of whole cells, at most `width` columns if the cells allow it.
+
+    Args:
+        cells: text, possibly with colours, which take no columns.
+        width: columns of a line.
+        first: what the first line begins with.
+        later: what the other lines begin with.
+        gap: what stands between two cells.
+    """
+    line, used, empty = first, _columns(first), True
+    for cell in cells:
+        size = _columns(cell)
+        if not empty and used + len(gap) + size > width:
+            yield line
+            line, used, empty = later, _columns(later), True
+        line += cell if empty else gap + cell
+        used += size + (0 if empty else len(gap))
+        empty = False
+    yield line
+
+
+def _columns(text: str) -> int:
+    return sum(
+        0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in "WF")
+        for c in _ESCAPE.sub("", text)
+    )
+
+
+def _count(things: Sized, noun: str) -> str:
+    return f"{len(things):,} {noun}{'' if len(things) == 1 else 's'}"
+
+
+def _printable(token: str) -> str:
+    """Spells out what would move the cursor, such as U+2028."""
+    return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in token)

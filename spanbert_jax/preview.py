@@ -1,0 +1,127 @@
+"""Shows what is in a corpus and what its masked blocks look like.
+
+python -m spanbert_jax.preview --corpus=corpora/mine
+"""
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from absl import flags
+from ml_collections import ConfigDict
+
+from configs import default
+from spanbert_jax import errors, settings
+from spanbert_jax.corpus.store import SPLITS, Corpus
+from spanbert_jax.data import describe
+from spanbert_jax.data.batch import masked_blocks
+
+_CORPUS = flags.DEFINE_string(
+    "corpus", "", 'What spanbert_jax.prepare made, or "embedded".'
+)
+_SPLIT = flags.DEFINE_enum("split", "train", SPLITS, "Whose blocks.")
+_BLOCKS = flags.DEFINE_integer("blocks", 3, "Blocks to show.", lower_bound=0)
+_EPOCH = flags.DEFINE_integer("epoch", 0, "Whose masks, from 0.", lower_bound=0)
+_BLOCK_LENGTH = flags.DEFINE_integer("block_length", 512, "With [CLS] and [SEP].")
+_MASKING = flags.DEFINE_string("masking", "span", "span, word or subword.")
+_REPLACEMENT = flags.DEFINE_string(
+    "replacement", "span", "What one 80/10/10 draw covers: span, word or token."
+)
+_MASK_RATIO = flags.DEFINE_float("mask_ratio", 0.15, "Share of a block to predict.")
+_SEED = flags.DEFINE_integer(
+    "seed", None, "Of the masks: train.seed or, for valid, data.eval_seed."
+)
+
+# What the rest of the package calls what these flags set.
+_SETTINGS = {
+    "data.corpus": _CORPUS,
+    "data.block_length": _BLOCK_LENGTH,
+    "data.masking": _MASKING,
+    "data.replacement": _REPLACEMENT,
+    "data.mask_ratio": _MASK_RATIO,
+    "train.seed": _SEED,
+    "data.eval_seed": _SEED,
+}
+_SAMPLE = 2000
+_WIDTH = 100
+
+
+def main(argv: Sequence[str]) -> None:
+    """Prints the preview that the flags describe."""
+    del argv  # Empty: errors.run refuses what is not a flag.
+    if not _CORPUS.value:
+        raise errors.InputError("--corpus is missing; it names the corpus to show")
+    config = _config()
+    try:
+        settings.validate(config)
+        corpus = settings.open_corpus(config)
+    except errors.InputError as error:
+        raise errors.InputError(_with_flags(str(error))) from error
+    # Whatever the terminal cannot show is spelt out.
+    sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        for line in _preview(config, corpus):
+            print(line)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader, "head" perhaps, has seen enough; nor can Python flush at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _config() -> ConfigDict:
+    """The default recipe with the flags' values."""
+    config = default.get_config()
+    for name, flag in _SETTINGS.items():
+        if flag.value is not None:
+            block, key = name.split(".")
+            config[block][key] = flag.value
+    # No model is made that could have too few.
+    config.model.max_positions = config.data.block_length
+    return config
+
+
+def _with_flags(message: str) -> str:
+    """A message about a setting as one about the flag that sets it."""
+    for name, flag in _SETTINGS.items():
+        if message.startswith(name):
+            return f"--{flag.name}{message.removeprefix(name)}"
+    return message
+
+
+def _preview(config: ConfigDict, corpus: Corpus) -> Iterator[str]:
+    """Yields the lines of the preview."""
+    plain = bool(os.environ.get("NO_COLOR")) or not sys.stdout.isatty()
+    paint = describe.in_plain if plain else describe.in_colour
+    width = min(shutil.get_terminal_size((_WIDTH, 0)).columns, _WIDTH)
+    yield from describe.describe_corpus(corpus, paint)
+    yield ""
+    if not corpus.split(_SPLIT.value).num_documents:
+        yield f"{_SPLIT.value} holds no document: no block to show"
+        return
+    feed = settings.feed(config, corpus, _SPLIT.value)
+    config.data.packing = True
+    packed = settings.feed(config, corpus, _SPLIT.value).plan
+    yield from describe.describe_blocks(
+        feed.plan, packed, feed.block_length, width, paint
+    )
+    yield ""
+    sample = describe.sample_blocks(feed.plan, _SAMPLE, feed.seed)
+    masked = masked_blocks(feed, sample, np.full(len(sample), _EPOCH.value))
+    statistics = describe.mask_statistics(feed, masked)
+    yield from describe.describe_masks(statistics, feed, _EPOCH.value, paint)
+    shown = describe.sample_blocks(feed.plan, _BLOCKS.value, feed.seed)
+    if len(shown):
+        yield ""
+        yield from describe.explain_spans(paint)
+    for block in shown:
+        yield ""
+        one = masked_blocks(feed, np.array([block]), np.array([_EPOCH.value]))
+        yield from describe.describe_block(
+            feed, corpus.tokenizer, int(block), one, width, paint
+        )
+
+
+if __name__ == "__main__":
+    errors.run(main)

@@ -1,0 +1,263 @@
+"""The preview: its numbers, its spans, its colours and its errors."""
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import toy
+
+from spanbert_jax import settings
+from spanbert_jax.corpus.store import Corpus
+from spanbert_jax.data import describe
+from spanbert_jax.data.batch import make_batch
+
+LENGTH = 32
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    """Starts the command."""
+    environment = {key: value for key, value in os.environ.items() if key != "NO_COLOR"}
+    environment |= {
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(Path.cwd()), *sys.path])),
+        "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache")),
+        "COLUMNS": "100",
+    }
+
+    def call(*arguments, stdout=subprocess.PIPE):
+        return subprocess.Popen(
+            [sys.executable, "-m", "spanbert_jax.preview", *arguments],
+            env=environment,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def output(start, toy_corpus):
+    process = start(
+        f"--corpus={toy_corpus.directory}",
+        f"--block_length={LENGTH}",
+        "--seed=3",
+        "--epoch=2",
+    )
+    out, err = process.communicate()
+    assert (process.returncode, err) == (0, "")
+    return out
+
+
+@pytest.fixture
+def feed(toy_corpus, toy_cache):
+    config = toy.make_config(toy_cache)
+    config.train.seed = 3
+    config.data.block_length = LENGTH
+    return settings.feed(config, toy_corpus, "train")
+
+
+def documents(corpus: Corpus, split: str) -> list[np.ndarray]:
+    return [
+        shard.tokens[begin:end]
+        for shard in corpus.split(split).shards
+        for begin, end in zip(shard.documents[:-1], shard.documents[1:], strict=True)
+    ]
+
+
+def block_lengths(corpus: Corpus, split: str) -> list[int]:
+    """Cuts each document before the first word that no longer fits."""
+    lengths = []
+    for document in documents(corpus, split):
+        words: list[int] = []
+        for token in document:
+            if corpus.tokenizer.tokens[token].startswith("##"):
+                words[-1] += 1
+            else:
+                words.append(1)
+        filled = 0
+        for word in words:
+            if filled + word > LENGTH - 2:
+                lengths.append(filled)
+                filled = 0
+            filled += word
+        lengths.append(filled)
+    return lengths
+
+
+def test_counts_are_those_of_the_text(output, toy_corpus):
+    for split in ("train", "valid"):
+        texts = documents(toy_corpus, split)
+        tokens = np.concatenate(texts)
+        unknown = np.mean(tokens == toy_corpus.tokenizer.unk_id)
+        row = [split, f"{len(texts):,}", "0", f"{len(tokens):,}", f"{unknown:.3%}"]
+        assert row in [line.split() for line in output.splitlines()]
+    assert f"vocabulary {toy_corpus.tokenizer.vocab_size} tokens, wordpiece" in output
+
+
+def test_histogram_and_fill_are_those_of_the_blocks(output, toy_corpus, feed):
+    lengths = block_lengths(toy_corpus, "train")
+    assert f"\n{len(lengths)} blocks at block length 32: up to 30 tokens" in output
+    bins = re.findall(r"^ +(\d+) to +(\d+) +(\d+) +([\d.]+)% *(#*)$", output, re.M)
+    assert [(int(low), int(high)) for low, high, *_ in bins] == [
+        (low, low + 2) for low in range(1, 31, 3)
+    ]
+    for low, high, count, share, bar in bins:
+        expected = sum(int(low) <= length <= int(high) for length in lengths)
+        assert int(count) == expected
+        assert float(share) == pytest.approx(100 * expected / len(lengths), abs=0.051)
+        assert bool(bar) == bool(expected)
+    places = sum(lengths) + 2 * len(lengths)
+    for name, rows in (("without", len(lengths)), ("with", feed.plan.num_rows)):
+        fill = places / (rows * LENGTH)
+        assert f" {name} packing {rows:>12,} rows, {fill:.1%} filled\n" in output
+
+
+def test_masks_are_those_of_the_training_batches(output, toy_corpus, feed):
+    rows = np.arange(feed.plan.num_rows)
+    batch = make_batch(feed, rows, np.full(len(rows), 2))
+    due = batch["target_weights"] > 0
+    tokens = toy_corpus.split("train").num_tokens
+    share = f"share masked       {due.sum() / tokens:.2%} of {tokens:,} tokens; 15.00%"
+    assert share in output
+    average = due.sum() / len(feed.plan.blocks)
+    assert f"targets per block  {average:.2f} on average, 1 to 5\n" in output
+    put = np.take_along_axis(batch["token_ids"], batch["target_positions"], axis=1)
+    masked = (put == toy_corpus.tokenizer.mask_id)[due].mean()
+    kept = (put == batch["target_ids"])[due].mean()
+    shares = re.search(r"([\d.]+)% \[MASK\], ([\d.]+)% random, ([\d.]+)% kept", output)
+    assert float(shares[1]) == pytest.approx(100 * masked, abs=0.051)
+    # A random token may be the true one.
+    assert float(shares[3]) == pytest.approx(100 * kept, abs=0.5)
+    spans = len(
+        np.unique(np.argwhere(due)[:, 0] * LENGTH + batch["left_positions"][due])
+    )
+    words = toy_corpus.tokenizer.starts_word[batch["target_ids"]][due].sum()
+    assert (
+        f" {words / spans:.2f} words placed, {due.sum() / spans:.2f} tokens" in output
+    )
+
+
+def test_spans_restore_the_text_between_their_boundaries(output, toy_corpus):
+    blocks = output.split("\nblock ")[1:]
+    assert len(blocks) == 3
+    for block in blocks:
+        head, *lines = block.strip("\n").split("\n")
+        shard, document, first, length, targets = re.search(
+            r"(\S+) document (\d+) from token (\d+): (\d+) tokens?, (\d+) targets?",
+            head,
+        ).groups()
+        shards = {one.name: one for one in toy_corpus.split("train").shards}
+        begin = shards[shard].documents[int(document)] + int(first)
+        ids = shards[shard].tokens[begin : begin + int(length)]
+        tokens = ["[CLS]", *(toy_corpus.tokenizer.tokens[i] for i in ids), "[SEP]"]
+        rule = next(i for i, line in enumerate(lines) if line.startswith("  span"))
+        text = " ".join(line.strip() for line in lines[:rule])
+        plain = re.sub(r"\{\d+:|\}", "", text)
+        assert plain == " ".join(tokens).replace(" ##", "")
+
+        marked = re.findall(r"\{(\d+):(.*?)\}", text)
+        listed = re.findall(
+            r"^ +(\d+) +(\d+)  (\S+) +(\S+) \|  (.*?)  \| (\S+)$(\n +became.*)?",
+            "\n".join(lines[rule + 1 :]),
+            re.M,
+        )
+        assert [number for number, _ in marked] == [span[0] for span in listed]
+        count = 0
+        spans = zip(marked, listed, strict=True)
+        for (_, words), (_, at, label, left, cells, right, became) in spans:
+            place = int(at)
+            pieces = dict(cell.split(" ") for cell in cells.split("  "))
+            assert list(pieces) == [str(i + 1) for i in range(len(pieces))]
+            inside = list(pieces.values())
+            assert inside == tokens[place : place + len(inside)]
+            assert " ".join(inside).replace(" ##", "") == words
+            assert (left, right) == (tokens[place - 1], tokens[place + len(inside)])
+            assert label in ("[MASK]", "random", "kept")
+            assert bool(became) == (label == "random")
+            count += len(inside)
+        assert count == int(targets)
+
+
+def test_what_is_piped_is_plain_and_fits_100_columns(output):
+    assert "\x1b" not in output
+    assert max(map(len, output.splitlines())) <= 100
+
+
+def test_a_terminal_gets_colours(start, toy_corpus):
+    parent, child = pty.openpty()
+    process = start(
+        f"--corpus={toy_corpus.directory}",
+        f"--block_length={LENGTH}",
+        "--split=valid",
+        "--masking=subword",
+        "--replacement=token",
+        "--mask_ratio=0.4",
+        "--blocks=40",
+        stdout=child,
+    )
+    os.close(child)
+    read = b""
+    # At its end a pseudo-terminal gives an error where a pipe gives nothing.
+    while True:
+        try:
+            read += os.read(parent, 65536)
+        except OSError:
+            break
+    os.close(parent)
+    assert process.communicate()[1] == ""
+    assert process.returncode == 0
+    text = read.decode().replace("\r\n", "\n")
+    plain = re.sub("\x1b\\[[0-9;]*m", "", text)
+    for name in ("mask", "random", "keep"):
+        assert describe.in_colour("x", name).split("x")[0] in text
+    assert "masking subword, replacement token, seed 1000, epoch 0" in plain
+    assert "mixed" in plain
+    assert plain.count("\nblock ") == 40
+    assert max(map(len, plain.splitlines())) <= 100
+
+
+def test_faults_are_one_sentence_and_exit_code_2(start):
+    faults = [
+        (
+            ("--corpus=nowhere", "--mask_ratio=1.5"),
+            "error: --mask_ratio is 1.5; it must be above 0 and below 1\n",
+        ),
+        (("--corpus=nowhere",), "error: --corpus=nowhere"),
+    ]
+    processes = [start(*arguments) for arguments, _ in faults]
+    for process, (_, message) in zip(processes, faults, strict=True):
+        out, err = process.communicate()
+        assert (process.returncode, out) == (2, "")
+        assert err.startswith(message)
+        assert err.count("\n") == 1
+
+
+def test_an_empty_split_and_a_reader_that_leaves(start, tmp_path):
+    corpus = toy.build_corpus(tmp_path / "one", "a single document of words\n")
+    assert corpus.split("valid").num_documents == 0
+    reading, writing = os.pipe()
+    os.close(reading)
+    left = start(f"--corpus={corpus.directory}", stdout=writing)
+    os.close(writing)
+    empty = start(f"--corpus={corpus.directory}", "--split=valid")
+    out, err = empty.communicate()
+    assert (empty.returncode, err) == (0, "")
+    assert out.endswith("\n\nvalid holds no document: no block to show\n")
+    assert left.communicate()[1] == ""
+    assert left.returncode == 0
+
+
+def test_wrapping_counts_what_takes_columns():
+    cells = [describe.in_colour("ab", "mask"), "cd", "東京", "é", "a-long-cell"]
+    lines = list(describe.wrap(cells, 8, "> ", "  ", " "))
+    assert [re.sub("\x1b\\[[0-9;]*m", "", line) for line in lines] == [
+        "> ab cd",
+        "  東京 é",
+        "  a-long-cell",
+    ]
