@@ -257,14 +257,30 @@ def test_a_cache_that_cannot_be_written_is_named(split: Split, tmp_path: Path) -
 def test_a_failed_write_leaves_nothing_behind(
     split: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(path: Path, array: np.ndarray) -> None:
+    def full(file: object, array: np.ndarray, allow_pickle: bool) -> None:
         # What NumPy raises where a disk fills up within an array: it has no strerror.
         raise OSError(f"{array.size} requested and 0 written")
 
-    monkeypatch.setattr(plan_lib.np, "save", full)
+    monkeypatch.setattr(np.lib.format, "write_array", full)
     with pytest.raises(StorageError, match="requested and 0 written"):
         load(split, tmp_path)
     assert directories(tmp_path) == []
+
+
+@pytest.mark.parametrize("damage", ["cut short", "missing", "empty"])
+def test_a_damaged_plan_is_built_anew(
+    split: Split, tmp_path: Path, damage: str
+) -> None:
+    load(split, tmp_path)
+    (directory,) = directories(tmp_path)
+    path = directory / "row_blocks.npy"
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-8] if damage == "cut short" else b"")
+    mended = load(split, tmp_path)
+    np.testing.assert_array_equal(mended.row_blocks, build(split).row_blocks)
+    assert directories(tmp_path) == [directory]
 
 
 def test_the_plan_of_a_process_that_was_faster_is_used(

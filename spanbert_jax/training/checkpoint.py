@@ -201,7 +201,7 @@ class Checkpoints:
         if not started:
             raise StorageError(f"{self.directory}: orbax refused to save step {step}")
 
-    def close(self) -> None:
+    def wait(self) -> None:
         """Waits for the last save to finish.
 
         Raises:
@@ -209,9 +209,17 @@ class Checkpoints:
         """
         try:
             self._manager.wait_until_finished()
-            self._manager.close()
         except (OSError, ValueError, RuntimeError) as error:
             raise self._failure(error) from error
+
+    def close(self) -> None:
+        """Waits for the last save and ends the manager's threads.
+
+        Raises:
+            StorageError: that save failed.
+        """
+        self.wait()
+        self._manager.close()
 
     def _failure(self, error: Exception) -> StorageError:
         return StorageError(

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from spanbert_jax.data.batch import Batch, Feed, empty_batch
 from spanbert_jax.data.pipeline import batches
 from spanbert_jax.data.plan import ordered_rows, shuffled_rows
 from spanbert_jax.errors import PREEMPTED, InputError, StorageError
+from spanbert_jax.model.spanbert import SpanBert
 from spanbert_jax.training import metrics as metrics_lib
 from spanbert_jax.training.checkpoint import (
     Checkpoints,
@@ -27,7 +29,7 @@ from spanbert_jax.training.checkpoint import (
     make_record,
 )
 from spanbert_jax.training.evaluation import EvaluationStep, evaluate, unigram_log_probs
-from spanbert_jax.training.metrics import Log, has_evaluation
+from spanbert_jax.training.metrics import Log, evaluation_at
 from spanbert_jax.training.optimizer import make_optimizer
 from spanbert_jax.training.sharding import (
     abstract,
@@ -69,7 +71,7 @@ def train(config: ConfigDict, corpus: Corpus, workdir: Path) -> int:
     mesh = make_mesh(config)
     feed = settings.feed(config, corpus, "train")
     held_out = settings.feed(config, corpus, "valid")
-    _check_rows(feed, config)
+    _check_rows(feed, held_out, config)
     _make_directory(workdir)
 
     # ---- Model, optimiser and the three compiled functions
@@ -99,6 +101,7 @@ def train(config: ConfigDict, corpus: Corpus, workdir: Path) -> int:
         out_shardings=whole,
     )
     examine = functools.partial(_evaluate, look, held_out, corpus, config, mesh)
+    is_evaluated = functools.partial(_is_evaluated, config, held_out)
 
     with contextlib.ExitStack() as stack:
         # ---- State: the newest checkpoint's, or new
@@ -117,8 +120,8 @@ def train(config: ConfigDict, corpus: Corpus, workdir: Path) -> int:
         # ---- Loop
         log = Log(workdir, config, start, stop)
         stack.enter_context(contextlib.closing(log))
-        _introduce(log, config, corpus, feed, state, mesh)
-        if _is_evaluated(config, start) and not has_evaluation(workdir, start):
+        _introduce(log, config, model, feed, state, mesh)
+        if is_evaluated(start) and not evaluation_at(workdir, start):
             log.evaluation(start, examine(state.params))
         pending = None
         for step, batch in enumerate(_batches(feed, config, start, stop), start + 1):
@@ -128,7 +131,7 @@ def train(config: ConfigDict, corpus: Corpus, workdir: Path) -> int:
                 log.update(*pending)
             pending = (step, metrics, batch)
             stops = stopping.is_set()
-            evaluates = _is_evaluated(config, step) and not stops
+            evaluates = is_evaluated(step) and not stops
             saves = stops or step == stop or step % config.checkpoint.every == 0
             if evaluates or saves:
                 # A state is saved only after its own loss was seen to be finite.
@@ -140,11 +143,14 @@ def train(config: ConfigDict, corpus: Corpus, workdir: Path) -> int:
                 checkpoints.save(state, record)
             if stops:
                 break
-        _conclude(log, config, int(state.step), workdir, stopping.is_set())
-    return PREEMPTED if stopping.is_set() else 0
+        # On disk before the run calls itself finished.
+        checkpoints.wait()
+        done = int(state.step)
+        _conclude(log, config, corpus, workdir, done, stopping.is_set())
+    return PREEMPTED if stopping.is_set() and done < stop else 0
 
 
-def _check_rows(feed: Feed, config: ConfigDict) -> None:
+def _check_rows(feed: Feed, held_out: Feed, config: ConfigDict) -> None:
     rows, batch_size = feed.plan.num_rows, config.train.batch_size
     if rows == 0:
         raise InputError(
@@ -154,9 +160,10 @@ def _check_rows(feed: Feed, config: ConfigDict) -> None:
     if rows < batch_size:
         print(
             f"warning: the corpus fills {rows} rows, fewer than train.batch_size, which"
-            f" is {batch_size}: {batch_size - rows} rows of each batch are empty",
-            flush=True,
+            f" is {batch_size}: {batch_size - rows} rows of each batch are empty"
         )
+    if held_out.plan.num_rows == 0:
+        print("warning: the corpus holds out no document: there will be no evaluation")
 
 
 def _make_directory(workdir: Path) -> None:
@@ -237,21 +244,22 @@ def _evaluate(
     return evaluate(look, params, made, mesh, held_out.special.mask, unigram)
 
 
-def _is_evaluated(config: ConfigDict, step: int) -> bool:
+def _is_evaluated(config: ConfigDict, held_out: Feed, step: int) -> bool:
     every = config.train.eval_every
-    return step == config.train.steps or (step > 0 and every > 0 and step % every == 0)
+    is_due = step > 0 and every > 0 and step % every == 0
+    return held_out.plan.num_rows > 0 and (is_due or step == config.train.steps)
 
 
 def _introduce(
     log: Log,
     config: ConfigDict,
-    corpus: Corpus,
+    model: SpanBert,
     feed: Feed,
     state: TrainState,
     mesh: Mesh,
 ) -> None:
     """Says what is about to be trained."""
-    geometry = settings.model(config, corpus.tokenizer.vocab_size).geometry
+    geometry = model.geometry
     padding = geometry.padded_vocab_size - geometry.vocab_size
     parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
     parameters -= padding * geometry.hidden_size
@@ -266,20 +274,41 @@ def _introduce(
 
 
 def _conclude(
-    log: Log, config: ConfigDict, step: int, workdir: Path, stopped: bool
+    log: Log,
+    config: ConfigDict,
+    corpus: Corpus,
+    workdir: Path,
+    done: int,
+    stopped: bool,
 ) -> None:
-    """Says what was made, and what to do with it."""
-    if stopped:
+    """Says what was made, where it is, and what to do with it."""
+    total = config.train.steps
+    if done >= total:
+        log.say(f"finished at step {done}")
+    elif stopped:
         log.say(
-            f"stopped by a signal; step {step} is saved: run the same command again"
-        )
-    elif step < config.train.steps:
-        log.say(
-            f"stopped at step {step} as train.stop_after says, of {config.train.steps}"
+            f"stopped by a signal; step {done} is saved: run the same command again"
         )
     else:
-        log.say(f"finished at step {step}")
+        log.say(f"stopped at step {done} of {total}, as train.stop_after says")
+    if scores := evaluation_at(workdir, done):
+        log.say(
+            f"held-out MLM loss {scores['mlm_loss']:.3f}; knowing only how frequent the"
+            f" tokens are would give {scores['unigram_loss']:.3f}"
+        )
     log.say(
         f"checkpoints: {workdir / 'checkpoints'}\n"
-        f"metrics: {workdir / metrics_lib.FILE}, or: tensorboard --logdir={workdir}"
+        f"metrics:     {workdir / metrics_lib.FILE} (tensorboard --logdir={workdir})\n"
+        f"see the masks with: {_python()} -m spanbert_jax.preview"
+        f" --corpus={corpus.directory}"
+    )
+
+
+def _python() -> str:
+    """How to call this interpreter from here."""
+    path = Path(sys.executable)
+    return (
+        str(path.relative_to(Path.cwd()))
+        if path.is_relative_to(Path.cwd())
+        else "python"
     )

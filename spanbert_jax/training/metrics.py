@@ -48,15 +48,15 @@ def cut_back(path: Path, step: int) -> None:
     os.replace(temporary, path)
 
 
-def has_evaluation(workdir: Path, step: int) -> bool:
-    """Whether metrics.jsonl holds an evaluation of a step."""
+def evaluation_at(workdir: Path, step: int) -> dict[str, Any] | None:
+    """The evaluation of a step as metrics.jsonl has it; None if it has none."""
     path = workdir / FILE
     if not path.exists():
-        return False
-    records = map(json.loads, path.read_text().splitlines())
-    return any(
-        record["step"] == step and record["split"] == "valid" for record in records
-    )
+        return None
+    for record in map(json.loads, path.read_text().splitlines()):
+        if record["step"] == step and record["split"] == "valid":
+            return record
+    return None
 
 
 class Log:
