@@ -1,0 +1,82 @@
+"""What the benchmarks read: a real corpus, or a generated one of like lengths."""
+
+import functools
+from pathlib import Path
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from spanbert_jax import settings
+from spanbert_jax.corpus.store import Shard, Split, open_corpus
+from spanbert_jax.data.batch import Feed, SpecialIds
+from spanbert_jax.data.plan import load_plan
+
+VOCAB_SIZE = 28_996
+# BERT's cased vocabulary: [PAD] 0, [UNK] 100, [CLS] 101, [SEP] 102, [MASK] 103.
+SPECIAL = SpecialIds(pad=0, cls=101, sep=102, mask=103)
+_FIRST_WORD = 104
+# Pieces of a word, as BERT's vocabulary cuts English: 1.25 in the mean.
+_CONTINUED = 0.2
+
+
+def _starts_word() -> np.ndarray:
+    """Bool [V]: the upper fifth of the ids continue a word."""
+    starts = np.ones(VOCAB_SIZE, bool)
+    starts[-VOCAB_SIZE // 5 :] = False
+    return starts
+
+
+@functools.cache
+def make_split(tokens: int, seed: int = 0) -> Split:
+    """Documents of log-normal length: blocks of 512 hold some 350 tokens in the mean.
+
+    Args:
+        tokens: how many in all, about.
+        seed: of the text.
+
+    Returns:
+        A split of one shard.
+    """
+    random = np.random.default_rng(seed)
+    lengths = random.lognormal(6.0, 1.0, size=tokens // 665).astype(np.int64) + 1
+    documents = np.concatenate([[0], np.cumsum(lengths)])
+    total = int(documents[-1])
+    border = VOCAB_SIZE - VOCAB_SIZE // 5
+    ids = random.integers(_FIRST_WORD, border, total)
+    continued = random.random(total) < _CONTINUED
+    ids[continued] = random.integers(border, VOCAB_SIZE, int(continued.sum()))
+    ids[documents[:-1]] = random.integers(_FIRST_WORD, border, len(lengths))
+    shard = Shard("generated", ids.astype(np.uint16), documents, documents)
+    return Split("train", (shard,))
+
+
+def make_feed(config: ConfigDict, corpus: str, cache: Path) -> Feed:
+    """The feed of a corpus directory, or of a generated text of 8 million tokens.
+
+    Args:
+        config: the data settings.
+        corpus: a directory; "" generates.
+        cache: where the plan is kept, in memory maps, as in training.
+
+    Returns:
+        The feed.
+    """
+    config = config.copy_and_resolve_references()
+    config.data.cache = str(cache)
+    if corpus:
+        return settings.feed(config, open_corpus(corpus), "train")
+    split, starts = make_split(8_000_000), _starts_word()
+    ratio = settings.mask_ratio(config)
+    length, packing = config.data.block_length, config.data.packing
+    return Feed(
+        split=split,
+        plan=load_plan(split, starts, length, ratio, packing, "generated", cache),
+        masking=settings.masking(config),
+        special=SPECIAL,
+        starts_word=starts,
+        random_ids=np.arange(_FIRST_WORD, VOCAB_SIZE, dtype=np.int32),
+        block_length=length,
+        seed=config.train.seed,
+        sbo_positions=config.sbo.positions,
+        sbo_edges=config.sbo.edges == "use",
+    )

@@ -1,0 +1,124 @@
+"""Times the host's work: python benchmarks/host.py [--corpus=DIR] prints one JSON line.
+
+masking_tokens_per_second   tokens of blocks masked per CPU second of one core, word
+                            borders included, in batches of 256 packed rows of 512
+pipeline_tokens_per_second  real tokens per second of wall time, store to NumPy batch,
+                            through tf.data with as many workers as there are cores
+fill_packed, fill_padded    share of the rows' places that hold a token
+first_batch_seconds         from opening the plan to the first batch, by first step
+
+Without --corpus a text is generated whose blocks have the lengths of a real one.
+"""
+
+from common import median_seconds, prepare_process
+
+prepare_process()
+
+import argparse
+import functools
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from feeds import make_feed
+from ml_collections import ConfigDict
+
+from configs import default
+from spanbert_jax.data import counter
+from spanbert_jax.data.batch import Feed, masked_blocks
+from spanbert_jax.data.blocks import find_words
+from spanbert_jax.data.masking import mask
+from spanbert_jax.data.pipeline import batches
+from spanbert_jax.data.plan import shuffled_rows
+
+_ROWS = 256
+_BATCHES = 40
+_REPEATS = 7
+
+
+def row_order(feed: Feed) -> functools.partial:
+    """The order of a training run."""
+    return functools.partial(
+        shuffled_rows, batch_size=_ROWS, num_rows=feed.plan.num_rows, seed=feed.seed
+    )
+
+
+def masking_rate(feed: Feed) -> float:
+    """Tokens masked per CPU second: words found, spans drawn, replacements chosen."""
+    rows, _ = row_order(feed)(0)
+    held = [
+        feed.plan.row_blocks[slice(*feed.plan.row_offsets[r : r + 2])] for r in rows
+    ]
+    chosen = np.concatenate(held)
+    read = masked_blocks(feed, chosen, np.zeros_like(chosen))
+    continues = feed.plan.blocks.continues[chosen]
+    keys = counter.fold(counter.root_key(0), chosen)
+
+    def work() -> None:
+        words = find_words(
+            read.tokens, read.offsets, continues, feed.starts_word, feed.target_slots
+        )
+        special, ids = feed.special, feed.random_ids
+        mask(read.tokens, read.offsets, words, keys, feed.masking, special.mask, ids)
+
+    seconds = median_seconds(work, 3 * _REPEATS, time.process_time)
+    return len(read.tokens) / seconds
+
+
+def pipeline_rate(feed: Feed, workers: int) -> float:
+    """Real tokens per second of wall time, from the store to NumPy batches."""
+    order, rates = row_order(feed), []
+    for repeat in range(_REPEATS):
+        steps = range(repeat * _BATCHES, (repeat + 1) * _BATCHES)
+        made = batches(feed, order, range(_ROWS), steps, workers)
+        next(made)  # The graph is traced with the first one.
+        start = time.perf_counter()
+        tokens = sum(int((batch["segment_ids"] > 0).sum()) for batch in made)
+        rates.append(tokens / (time.perf_counter() - start))
+    return float(np.median(rates))
+
+
+def first_batch_seconds(
+    config: ConfigDict, corpus: str, cache: Path, step: int
+) -> float:
+    """Seconds from opening corpus and plan to the first batch."""
+    start = time.perf_counter()
+    feed = make_feed(config, corpus, cache)
+    next(batches(feed, row_order(feed), range(_ROWS), range(step, step + 1), 1))
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    """Prints the figures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--corpus", default="", help="default: a generated text")
+    corpus = parser.parse_args().corpus
+    config = default.get_config()
+    workers = os.cpu_count() or 1
+    with tempfile.TemporaryDirectory() as directory:
+        cache = Path(directory)
+        padded = make_feed(config, corpus, cache)
+        config.data.packing = True
+        packed = make_feed(config, corpus, cache)
+        length = config.data.block_length
+        figures = {
+            "masking_tokens_per_second": round(masking_rate(packed)),
+            "pipeline_tokens_per_second": round(pipeline_rate(packed, workers)),
+            "pipeline_tokens_per_second_one_worker": round(pipeline_rate(packed, 1)),
+            "fill_packed": round(packed.plan.fill(length), 4),
+            "fill_padded": round(padded.plan.fill(length), 4),
+            "first_batch_seconds": {
+                str(step): round(first_batch_seconds(config, corpus, cache, step), 3)
+                for step in (0, 100_000)
+            },
+            "corpus": corpus or "generated",
+            "workers": workers,
+        }
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()
