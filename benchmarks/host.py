@@ -23,10 +23,10 @@ import time
 from pathlib import Path
 
 import numpy as np
-from feeds import make_feed
 from ml_collections import ConfigDict
 
 from configs import default
+from feeds import make_feed
 from spanbert_jax.data import counter
 from spanbert_jax.data.batch import Feed, masked_blocks
 from spanbert_jax.data.blocks import find_words

@@ -24,10 +24,10 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-from feeds import VOCAB_SIZE, make_feed
 from ml_collections import ConfigDict
 
 from configs import default
+from feeds import VOCAB_SIZE, make_feed
 from spanbert_jax import settings
 from spanbert_jax.data.batch import make_batch
 from spanbert_jax.data.plan import shuffled_rows

@@ -8,9 +8,10 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-import text
 from scipy import stats
 
+import text
+from simulation import simulate
 from spanbert_jax.data import counter, masking
 from spanbert_jax.data.blocks import Words, cut_shard, find_words, shortest_words
 from spanbert_jax.data.masking import KEEP, MASK, RANDOM, Masking, Masks
@@ -77,29 +78,6 @@ def full_case(most_pieces: int) -> Case:
     rng = np.random.default_rng(1)
     tokens = [text.random_text(rng, 510, most_pieces) for _ in range(10_000)]
     return mask_texts(tokens, text.PAPER, block_keys(np.arange(10_000)))
-
-
-def simulate(sizes: list[int], rng: random.Random) -> list[tuple[int, int]]:
-    """One block's spans, as (first word, one past the last), draw by draw."""
-    left = math.ceil(Fraction(3, 20) * sum(sizes))
-    shares = [0.2 * 0.8**k for k in range(10)]
-    held: list[tuple[int, int]] = []
-    while left > 0:
-        drawn = rng.choices(range(1, 11), shares)[0]
-        for _ in range(64):
-            first = rng.randrange(len(sizes))
-            last, room = first, left
-            while last < min(first + drawn, len(sizes)) and sizes[last] <= room:
-                room -= sizes[last]
-                last += 1
-            # Two spans need a word between them.
-            if last > first and all(last < a or b < first for a, b in held):
-                held.append((first, last))
-                left = room
-                break
-        else:
-            break
-    return held
 
 
 @functools.cache
