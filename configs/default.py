@@ -67,7 +67,7 @@ def get_config() -> ConfigDict:
     optimizer.beta2 = 0.999
     optimizer.epsilon = 1e-8
     optimizer.weight_decay = 0.1  # paper; the reference's launch line has 0.01
-    optimizer.clip_norm = 1.0  # of the global gradient; from the reference's line
+    optimizer.clip_norm = 1.0  # of the global gradient (reference); inf = off
 
     config.mesh = ConfigDict()
     config.mesh.data = -1  # devices that share the batch; -1 = all

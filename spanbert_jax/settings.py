@@ -59,9 +59,7 @@ _RULES: list[Rule] = [
     (
         (
             "train.stop_after",
-            "train.seed",
             "train.eval_every",
-            "data.eval_seed",
             "eval.max_blocks",
             "optimizer.warmup_steps",
         ),
@@ -78,8 +76,18 @@ _RULES: list[Rule] = [
         lambda value: 0 <= value < float("inf"),
     ),
     (
-        ("optimizer.learning_rate", "optimizer.epsilon", "optimizer.clip_norm"),
-        "above 0",
+        ("train.seed", "data.eval_seed"),
+        "from 0 to 2**32 - 1, what jax keeps of a seed",
+        lambda value: 0 <= value < 2**32,
+    ),
+    (
+        ("optimizer.learning_rate", "optimizer.epsilon"),
+        "a finite number above 0",
+        lambda value: 0 < value < float("inf"),
+    ),
+    (
+        ("optimizer.clip_norm",),
+        "above 0 (inf: no clipping)",
         lambda value: value > 0,
     ),
     (
@@ -303,7 +311,7 @@ def identity(values: dict[str, Any]) -> dict[str, Any]:
         values: settings by their dotted names.
 
     Returns:
-        Those that decide which batch a step sees.
+        Those that decide which text a step sees, and how it is masked.
     """
     return {
         name: value

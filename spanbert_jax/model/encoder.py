@@ -62,8 +62,8 @@ def random_bytes(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 class Dropout(nn.Module):
     """Dropout from 8 random bits an element.
 
-    The rate is rounded to a multiple of 1/256 (0.1 becomes 26/256), and the kept values
-    are scaled by the rate as rounded, so that the mean is kept exactly.
+    The rate is rounded to a multiple of 1/256 below 1 (0.1 becomes 26/256), and the
+    kept values are scaled by the rate as rounded, so that the mean is kept exactly.
     """
 
     rate: float
@@ -71,7 +71,7 @@ class Dropout(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, deterministic: bool) -> jax.Array:
         """Drops elements of x, of at least one axis; `rngs` needs "dropout"."""
-        dropped = round(self.rate * 256)
+        dropped = min(round(self.rate * 256), 255)
         if deterministic or dropped == 0:
             return x
         kept = random_bytes(self.make_rng("dropout"), x.shape) >= dropped
@@ -100,9 +100,11 @@ def gelu(x: jax.Array) -> jax.Array:
     return nn.gelu(x, approximate=False)
 
 
-def embedding(rows: int, features: int, dtype: jnp.dtype) -> nn.Embed:
+def embedding(
+    rows: int, features: int, dtype: jnp.dtype, name: str | None = None
+) -> nn.Embed:
     """An embedding table, initialised as BERT's."""
-    return nn.Embed(rows, features, dtype=dtype, embedding_init=_INITIALIZER)
+    return nn.Embed(rows, features, dtype=dtype, embedding_init=_INITIALIZER, name=name)
 
 
 def attention_mask(segment_ids_RxL: jax.Array) -> jax.Array:

@@ -102,8 +102,9 @@ class SboHead(nn.Module):
         """
         size = left_RxMxD.shape[-1]
         table_row = jnp.clip(span_offsets_RxM - 1, 0, self.positions - 1)
-        positions = embedding(self.positions, self.position_size, self.dtype)
-        position = positions(table_row)
+        position = embedding(
+            self.positions, self.position_size, self.dtype, "position_embedding"
+        )(table_row)
         y = jnp.concatenate([left_RxMxD, right_RxMxD, position], axis=-1)
         for number in ("1", "2"):
             y = gelu(dense(size, self.dtype, f"dense_{number}")(y))

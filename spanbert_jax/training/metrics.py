@@ -28,7 +28,7 @@ def cut_back(path: Path, step: int) -> None:
     """Removes the lines after a step, and a line that a kill tore.
 
     So that every step stands in the file once when the run goes on from there. The file
-    is replaced in one go.
+    is replaced in one go, or left alone if there is nothing to remove.
 
     Args:
         path: of metrics.jsonl; it need not exist.
@@ -36,15 +36,18 @@ def cut_back(path: Path, step: int) -> None:
     """
     if not path.exists():
         return
+    lines = path.read_text(errors="replace").splitlines(keepends=True)
     kept = []
-    for line in path.read_text(errors="replace").splitlines():
+    for line in lines:
         try:
             if json.loads(line)["step"] <= step:
-                kept.append(line)
+                kept.append(line.rstrip("\n") + "\n")
         except json.JSONDecodeError:
             continue
+    if kept == lines:
+        return
     temporary = path.with_suffix(".tmp")
-    temporary.write_text("".join(f"{line}\n" for line in kept))
+    temporary.write_text("".join(kept))
     os.replace(temporary, path)
 
 

@@ -16,7 +16,8 @@ def learning_rate(config: ConfigDict) -> optax.Schedule:
 
     Counted in updates: update u (from 1) of T has the rate peak * u / W up to W, the
     warm-up, then end + (peak - end) * (T - u) / (T - W). The peak is reached at update
-    W (at the first for W = 0), the end value at update T and after it.
+    W (at the first for W = 0), the end value at update T and after it; where W = T,
+    the rate rises up to T and only then falls to the end value.
 
     Returns:
         A function of the number of updates done, u - 1: 0 for the first.

@@ -185,7 +185,7 @@ def train_step(
         loss=loss,
         mlm=mlm,
         sbo=sbo,
-        grad_norm=optax.global_norm(gradients),
+        grad_norm=optax.tree.norm(gradients),
         tokens=(batch["segment_ids"] > 0).sum(),
     )
     return TrainState(state.step + 1, params, opt_state), metrics

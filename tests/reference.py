@@ -1,0 +1,175 @@
+"""The model in plain NumPy, float64, block by block: what the real one must compute.
+
+Written from the papers. A block is cut out of its row and encoded by itself, so that
+neither masks nor padding nor batches of rows exist here. D is the hidden size.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from scipy.special import erf, log_softmax, softmax
+
+Tree = dict[str, Any]
+
+EPSILON = 1e-12
+
+
+def rough_params(params: Tree, seed: int) -> Tree:
+    """Parameters of the given shapes with which every part of the model counts.
+
+    Fresh ones will not do: their biases are 0 and their attention is close to uniform.
+    The tables are small, so that the epsilon of the first LayerNorm shows.
+    """
+    rng = np.random.default_rng(seed)
+
+    def draw(path: tuple, leaf: Any) -> np.ndarray:
+        kind = path[-1].key
+        values = rng.normal(size=leaf.shape)
+        if kind == "embedding":
+            values *= 0.05
+        elif kind == "kernel":
+            values *= 1.5 / np.sqrt(leaf.shape[0])
+        else:
+            values = 0.3 * values + (kind == "scale")
+        return values.astype(np.float32)
+
+    return jax.tree_util.tree_map_with_path(draw, params)
+
+
+def double(params: Tree) -> Tree:
+    """The same parameters in float64."""
+    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+
+
+def gelu(x: np.ndarray) -> np.ndarray:
+    """Multiplies by the probability that a standard normal variable is below."""
+    return x * (1 + erf(x / np.sqrt(2))) / 2
+
+
+def linear(x: np.ndarray, params: Tree) -> np.ndarray:
+    return x @ params["kernel"] + params["bias"]
+
+
+def layer_norm(x: np.ndarray, params: Tree) -> np.ndarray:
+    centred = x - x.mean(axis=-1, keepdims=True)
+    variance = (centred**2).mean(axis=-1, keepdims=True)
+    return centred / np.sqrt(variance + EPSILON) * params["scale"] + params["bias"]
+
+
+def self_attention(x: np.ndarray, params: Tree, heads: int) -> np.ndarray:
+    """Every place of one block attends to every one: [n, D]."""
+    query, key, value = (
+        np.split(linear(x, params[name]), heads, axis=1)
+        for name in ("query", "key", "value")
+    )
+    mixed = [
+        softmax(q @ k.T / np.sqrt(q.shape[1]), axis=1) @ v
+        for q, k, v in zip(query, key, value, strict=True)
+    ]
+    return linear(np.concatenate(mixed, axis=1), params["output"])
+
+
+def encode_block(
+    tokens: np.ndarray,
+    positions: np.ndarray,
+    types: np.ndarray,
+    encoder: Tree,
+    heads: int,
+) -> np.ndarray:
+    """Encodes one block, without padding: [n, D]."""
+    x = encoder["token_embedding"]["embedding"][tokens]
+    x = x + encoder["position_embedding"]["embedding"][positions]
+    x = x + encoder["type_embedding"]["embedding"][types]
+    x = layer_norm(x, encoder["embedding_norm"])
+    for number in range(sum(name.startswith("layer_") for name in encoder)):
+        layer = encoder[f"layer_{number}"]
+        attended = self_attention(x, layer["attention"], heads)
+        x = layer_norm(x + attended, layer["attention_norm"])
+        wide = gelu(linear(x, layer["intermediate"]))
+        x = layer_norm(x + linear(wide, layer["output"]), layer["output_norm"])
+    return x
+
+
+def blocks_of(segment_ids: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """The row of each block of a batch, and its places in it."""
+    for row, segments in enumerate(segment_ids):
+        for number in np.unique(segments[segments > 0]):
+            yield row, np.flatnonzero(segments == number)
+
+
+def encode(params: Tree, batch: dict[str, np.ndarray], heads: int) -> np.ndarray:
+    """The final hidden states, [R, L, D]; 0 at padding."""
+    encoder = params["encoder"]
+    size = encoder["token_embedding"]["embedding"].shape[1]
+    hidden = np.zeros((*batch["token_ids"].shape, size))
+    for row, places in blocks_of(batch["segment_ids"]):
+        keys = ("token_ids", "position_ids", "type_ids")
+        inputs = (batch[key][row, places] for key in keys)
+        hidden[row, places] = encode_block(*inputs, encoder, heads)
+    return hidden
+
+
+def vocabulary_logits(y: np.ndarray, params: Tree, name: str) -> np.ndarray:
+    """By the input table, without its padding rows: [V]."""
+    bias = params[name]["projection"]["bias"]
+    return params["encoder"]["token_embedding"]["embedding"][: len(bias)] @ y + bias
+
+
+def mlm_logits(x: np.ndarray, params: Tree) -> np.ndarray:
+    """Of one target, from its own hidden state: [V]."""
+    head = params["mlm_head"]
+    y = layer_norm(gelu(linear(x, head["dense"])), head["norm"])
+    return vocabulary_logits(y, params, "mlm_head")
+
+
+def sbo_logits(
+    left: np.ndarray, right: np.ndarray, offset: int, params: Tree
+) -> np.ndarray:
+    """Of one target, the `offset`-th of its span, from the span's boundaries: [V]."""
+    head = params["sbo_head"]
+    [table] = (part["embedding"] for part in head.values() if "embedding" in part)
+    h0 = np.concatenate([left, right, table[offset - 1]])
+    h1 = layer_norm(gelu(linear(h0, head["dense_1"])), head["norm_1"])
+    y = layer_norm(gelu(linear(h1, head["dense_2"])), head["norm_2"])
+    return vocabulary_logits(y, params, "sbo_head")
+
+
+def target_logits(
+    params: Tree, hidden: np.ndarray, batch: dict[str, np.ndarray], head: str
+) -> Iterator[tuple[int, int, np.ndarray]]:
+    """Row, slot and logits of each slot that counts for a head, "mlm" or "sbo"."""
+    weights = {"mlm": "target_weights", "sbo": "sbo_weights"}[head]
+    for row, slot in np.argwhere(batch[weights]).tolist():
+        x = hidden[row]
+        if head == "mlm":
+            logits = mlm_logits(x[batch["target_positions"][row, slot]], params)
+        else:
+            left = x[batch["left_positions"][row, slot]]
+            right = x[batch["right_positions"][row, slot]]
+            logits = sbo_logits(left, right, batch["span_offsets"][row, slot], params)
+        yield row, slot, logits
+
+
+def head_sums(
+    params: Tree, hidden: np.ndarray, batch: dict[str, np.ndarray], head: str
+) -> tuple[float, int, int]:
+    """Summed -log P of a head's targets, how many it got right, and how many."""
+    loss, correct, count = 0.0, 0, 0
+    for row, slot, logits in target_logits(params, hidden, batch, head):
+        target = batch["target_ids"][row, slot]
+        loss -= log_softmax(logits)[target]
+        correct += int(logits.argmax() == target)
+        count += 1
+    return loss, correct, count
+
+
+def objective(
+    params: Tree, batch: dict[str, np.ndarray], heads: int, sbo_weight: float
+) -> float:
+    """The loss of the paper: two means over the targets of the whole batch."""
+    hidden = encode(params, batch, heads)
+    mlm, _, mlm_count = head_sums(params, hidden, batch, "mlm")
+    sbo, _, sbo_count = head_sums(params, hidden, batch, "sbo")
+    return mlm / mlm_count + sbo_weight * sbo / sbo_count

@@ -1,0 +1,343 @@
+"""The encoder against plain NumPy, and what must not reach what."""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from scipy.special import erf
+from scipy.stats import chisquare
+
+import reference
+import text
+from spanbert_jax.model.encoder import (
+    Dropout,
+    Encoder,
+    Geometry,
+    gelu,
+    layer_norm,
+    random_bytes,
+)
+
+HEADS, LENGTH = 4, 24
+Inputs = dict[str, np.ndarray]
+
+
+def make_geometry(**changes: object) -> Geometry:
+    settings = {
+        "vocab_size": text.VOCAB_SIZE,
+        "num_layers": 2,
+        "hidden_size": 32,
+        "num_heads": HEADS,
+        "intermediate_size": 64,
+        "max_positions": LENGTH,
+        "type_vocab_size": 2,
+        "dropout": 0.1,
+        "attention_dropout": 0.1,
+        "dtype": jnp.dtype("float32"),
+    }
+    return Geometry(**settings | changes)
+
+
+def make_inputs(lengths: list[list[int]], seed: int = 0) -> Inputs:
+    """Rows that hold blocks of the given lengths, of random ids and types."""
+    rng = np.random.default_rng(seed)
+    shape = (len(lengths), LENGTH)
+    inputs = {
+        "token_ids": rng.integers(0, text.VOCAB_SIZE, shape, np.int32),
+        "segment_ids": np.zeros(shape, np.int32),
+        "position_ids": np.zeros(shape, np.int32),
+        "type_ids": rng.integers(0, 2, shape, np.int32),
+    }
+    for row, blocks in enumerate(lengths):
+        numbers = np.repeat(np.arange(1, len(blocks) + 1), blocks)
+        inputs["segment_ids"][row, : len(numbers)] = numbers
+        positions = np.concatenate([np.arange(length) for length in blocks])
+        inputs["position_ids"][row, : len(numbers)] = positions
+    return inputs
+
+
+@pytest.fixture(scope="module")
+def params() -> reference.Tree:
+    encoder = Encoder(make_geometry())
+    inputs = make_inputs([[LENGTH]])
+    key = jax.random.key(0)
+    tree = jax.eval_shape(lambda: encoder.init(key, **inputs, deterministic=True))
+    return reference.rough_params(tree["params"], seed=0)
+
+
+@pytest.fixture(scope="module")
+def encode(params: reference.Tree) -> Callable[[Inputs], np.ndarray]:
+    encoder = Encoder(make_geometry())
+    apply = jax.jit(
+        lambda inputs: encoder.apply({"params": params}, **inputs, deterministic=True)
+    )
+    return lambda inputs: np.asarray(apply(inputs))
+
+
+# Three rows: packed and full, packed with padding, one short block.
+ROWS = [[10, 3, 11], [7, 9], [2]]
+
+
+def test_hidden_states_are_those_of_plain_numpy(
+    params: reference.Tree, encode: Callable[[Inputs], np.ndarray]
+) -> None:
+    inputs = make_inputs(ROWS)
+    expected = reference.encode({"encoder": reference.double(params)}, inputs, HEADS)
+    real = inputs["segment_ids"] > 0
+    np.testing.assert_allclose(encode(inputs)[real], expected[real], rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("EPSILON", 1e-6),
+        (
+            "gelu",
+            lambda x: x / 2 * (1 + np.tanh(0.7978845608 * (x + 0.044715 * x**3))),
+        ),
+    ],
+)
+def test_the_comparison_with_numpy_sees_another_gelu_and_another_epsilon(
+    monkeypatch: pytest.MonkeyPatch,
+    params: reference.Tree,
+    encode: Callable[[Inputs], np.ndarray],
+    name: str,
+    other: object,
+) -> None:
+    monkeypatch.setattr(reference, name, other)
+    inputs = make_inputs(ROWS)
+    expected = reference.encode({"encoder": reference.double(params)}, inputs, HEADS)
+    real = inputs["segment_ids"] > 0
+    assert np.abs(encode(inputs)[real] - expected[real]).max() > 1e-4
+
+
+def test_gelu_is_the_exact_form() -> None:
+    x = np.linspace(-6, 6, 1001)
+    expected = x * (1 + erf(x / math.sqrt(2))) / 2
+    np.testing.assert_allclose(gelu(jnp.asarray(x, jnp.float32)), expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_layer_norm_adds_next_to_nothing_to_a_small_variance(dtype: str) -> None:
+    x = np.random.default_rng(0).normal(0, 1e-4, (3, 64)).astype(np.float32)
+    x = np.asarray(jnp.asarray(x, dtype), np.float64)
+    expected = (x - x.mean(1, keepdims=True)) / x.std(1, keepdims=True)
+    norm = layer_norm(jnp.dtype(dtype))
+    y = norm.apply(norm.init(jax.random.key(0), x), jnp.asarray(x, dtype))
+    tolerance = {"float32": 1e-3, "bfloat16": 2e-2}[dtype]
+    np.testing.assert_allclose(np.asarray(y, np.float64), expected, atol=tolerance)
+
+
+def test_layer_norm_is_exact_far_from_zero() -> None:
+    x = np.random.default_rng(1).normal(50, 1, (3, 64)).astype(np.float32)
+    expected = (x - x.mean(1, keepdims=True, dtype=np.float64)) / x.std(
+        1, keepdims=True, dtype=np.float64
+    )
+    norm = layer_norm(jnp.dtype("float32"))
+    y = norm.apply(norm.init(jax.random.key(0), x), x)
+    # The fast variance is off by 1e-3 here.
+    np.testing.assert_allclose(y, expected, rtol=0, atol=5e-5)
+
+
+@pytest.mark.parametrize("changed", [1, 2, 3])
+def test_no_block_sees_another_one_of_its_row(
+    encode: Callable[[Inputs], np.ndarray], changed: int
+) -> None:
+    inputs = make_inputs([ROWS[0]])
+    mine = inputs["segment_ids"] == changed
+    other = {key: array.copy() for key, array in inputs.items()}
+    other["token_ids"][mine] = (other["token_ids"][mine] + 1) % text.VOCAB_SIZE
+    other["type_ids"][mine] = 1 - other["type_ids"][mine]
+    before, after = encode(inputs), encode(other)
+    np.testing.assert_array_equal(before[~mine], after[~mine])
+    assert (before[mine] != after[mine]).any(axis=1).all()
+
+
+def test_no_gradient_flows_into_another_block(params: reference.Tree) -> None:
+    encoder = Encoder(make_geometry(num_layers=1))
+    inputs = make_inputs([[10, 9]])
+    ids = np.arange(LENGTH, dtype=np.int32) + text.FIRST_WORD
+    inputs["token_ids"] = ids[None]
+
+    @jax.jit
+    def table_gradient(inputs: Inputs, asked: jax.Array) -> jax.Array:
+        def total(params: reference.Tree) -> jax.Array:
+            hidden = encoder.apply({"params": params}, **inputs, deterministic=True)
+            return (jnp.sin(hidden) * asked[..., None]).sum()
+
+        return jax.grad(total)(params)["token_embedding"]["embedding"]
+
+    for number in (1, 2):
+        asked = inputs["segment_ids"] == number
+        gradient = np.asarray(table_gradient(inputs, asked.astype(np.float32)))
+        assert np.flatnonzero(gradient.any(axis=1)).tolist() == ids[asked[0]].tolist()
+
+
+def test_what_stands_in_padding_changes_nothing(
+    encode: Callable[[Inputs], np.ndarray],
+) -> None:
+    inputs = make_inputs(ROWS)
+    padding = inputs["segment_ids"] == 0
+    other = {key: array.copy() for key, array in inputs.items()}
+    for key, size in (("token_ids", text.VOCAB_SIZE), ("position_ids", LENGTH)):
+        other[key][padding] = (other[key][padding] + 5) % size
+    before, after = encode(inputs), encode(other)
+    np.testing.assert_array_equal(before[~padding], after[~padding])
+    assert np.isfinite(after).all()
+
+
+def test_a_block_is_encoded_alike_wherever_it_lies(
+    encode: Callable[[Inputs], np.ndarray],
+) -> None:
+    alone = make_inputs([[9]])
+    packed = make_inputs([[4, 9, 11], [13, 9], [9, 15]], seed=1)
+    places = [slice(4, 13), slice(13, 22), slice(0, 9)]
+    for row, place in enumerate(places):
+        for key in ("token_ids", "type_ids"):
+            packed[key][row, place] = alone[key][0, :9]
+    expected, states = encode(alone)[0, :9], encode(packed)
+    for row, place in enumerate(places):
+        np.testing.assert_allclose(states[row, place], expected, rtol=0, atol=5e-6)
+
+
+def test_bfloat16_is_close_to_float32(
+    params: reference.Tree, encode: Callable[[Inputs], np.ndarray]
+) -> None:
+    inputs = make_inputs(ROWS)
+    encoder = Encoder(make_geometry(dtype=jnp.dtype("bfloat16")))
+    states = jax.jit(
+        lambda: encoder.apply({"params": params}, **inputs, deterministic=True)
+    )()
+    assert states.dtype == jnp.bfloat16
+    real = inputs["segment_ids"] > 0
+    error = np.asarray(states, np.float32)[real] - encode(inputs)[real]
+    assert 0 < np.sqrt((error**2).mean()) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("rate", "dropped"), [(0.1, 26), (0.5, 128), (0.25, 64), (0.9, 230)]
+)
+def test_dropout_drops_256ths_and_keeps_the_mean(rate: float, dropped: int) -> None:
+    size = 2_000_000
+    y = Dropout(rate).apply(
+        {}, jnp.ones(size), False, rngs={"dropout": jax.random.key(3)}
+    )
+    y = np.asarray(y)
+    share = dropped / 256
+    assert set(np.unique(y)) == {0, np.float32(256 / (256 - dropped))}
+    deviation = math.sqrt(share * (1 - share) / size)
+    assert abs((y == 0).mean() - share) < 4 * deviation
+    assert abs(y.mean(dtype=np.float64) - 1) < 4 * deviation / (1 - share)
+
+
+@pytest.mark.parametrize("shape", [(4096,), (64, 61), (3, 7, 11, 18), (5, 1), (2, 0)])
+def test_random_bytes_have_the_shape_asked_for(shape: tuple[int, ...]) -> None:
+    drawn = random_bytes(jax.random.key(1), shape)
+    assert (drawn.shape, drawn.dtype) == (shape, jnp.uint8)
+
+
+def test_random_bytes_are_uniform_in_every_column() -> None:
+    # 10 is no multiple of the four bytes that one draw gives.
+    drawn = np.asarray(random_bytes(jax.random.key(2), (100_000, 10)))
+    for column in drawn.T:
+        assert chisquare(np.bincount(column, minlength=256)).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("rate", [0.001, 0.997, 0.999])
+def test_dropout_of_an_extreme_rate_is_finite(rate: float) -> None:
+    rngs = {"dropout": jax.random.key(5)}
+    y = Dropout(rate).apply({}, jnp.ones(10_000), False, rngs=rngs)
+    assert np.isfinite(y).all()
+    assert np.mean(y) == pytest.approx(1, abs=0.6)
+
+
+def test_dropout_of_neighbours_is_independent() -> None:
+    y = Dropout(0.5).apply(
+        {}, jnp.ones((1000, 1000)), False, rngs={"dropout": jax.random.key(4)}
+    )
+    kept = np.asarray(y) > 0
+    for lag in (1, 2, 3, 4):
+        for a, b in ((kept[lag:], kept[:-lag]), (kept[:, lag:], kept[:, :-lag])):
+            assert abs((a == b).mean() - 0.5) < 4 * 0.5 / 1000
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1])
+def test_a_deterministic_dropout_is_the_identity(rate: float) -> None:
+    x = jnp.arange(1000.0)
+    np.testing.assert_array_equal(Dropout(rate).apply({}, x, True), x)
+
+
+def test_a_dropout_key_means_one_mask_and_another_key_another() -> None:
+    def drop(seed: int) -> np.ndarray:
+        rngs = {"dropout": jax.random.key(seed)}
+        return np.asarray(Dropout(0.5).apply({}, jnp.ones(1000), False, rngs=rngs))
+
+    np.testing.assert_array_equal(drop(0), drop(0))
+    assert 400 < (drop(0) != drop(1)).sum() < 600
+
+
+def test_dropout_acts_on_embeddings_attention_and_sublayers() -> None:
+    """BERT's places: the embeddings, the attention's probabilities, each sublayer."""
+    encoder = Encoder(make_geometry(dropout=0.125, attention_dropout=0.25))
+    seen = []
+
+    def note(call: Callable, args: tuple, kwargs: dict, context: object) -> object:
+        if isinstance(context.module, Dropout):
+            x, deterministic = args
+            assert not deterministic
+            seen.append((context.module.path[:-1], context.module.rate, x.shape))
+        return call(*args, **kwargs)
+
+    inputs = make_inputs([[LENGTH]])
+    with nn.intercept_methods(note):
+        keys = {name: jax.random.key(0) for name in ("params", "dropout")}
+        jax.eval_shape(lambda: encoder.init(keys, **inputs, deterministic=False))
+    states, probabilities = (1, LENGTH, 32), (1, HEADS, LENGTH, LENGTH)
+    layers = [
+        call
+        for layer in ("layer_0", "layer_1")
+        for call in (
+            ((layer, "attention"), 0.25, probabilities),
+            ((layer,), 0.125, states),
+            ((layer,), 0.125, states),
+        )
+    ]
+    assert seen == [((), 0.125, states), *layers]
+
+
+def test_each_dropout_of_the_encoder_draws_its_own_mask(params: reference.Tree) -> None:
+    encoder = Encoder(make_geometry(dropout=0.5, num_layers=1))
+    inputs = make_inputs(ROWS)
+
+    @jax.jit
+    def draw() -> list[jax.Array]:
+        seen = []
+
+        def note(call: Callable, args: tuple, kwargs: dict, context: object) -> object:
+            y = call(*args, **kwargs)
+            if isinstance(context.module, Dropout) and y.ndim == 3:
+                seen.append(y == 0)
+            return y
+
+        rngs = {"dropout": jax.random.key(0)}
+        with nn.intercept_methods(note):
+            encoder.apply({"params": params}, **inputs, deterministic=False, rngs=rngs)
+        return seen
+
+    masks = jax.device_get(draw())
+    assert len(masks) == 3
+    for number, mask in enumerate(masks):
+        assert abs(mask.mean() - 0.5) < 0.05
+        for other in masks[:number]:
+            assert abs((mask == other).mean() - 0.5) < 0.05
+
+
+@pytest.mark.parametrize(("vocabulary", "rows"), [(1, 128), (128, 128), (28996, 29056)])
+def test_the_token_table_is_padded_to_a_multiple_of_128(
+    vocabulary: int, rows: int
+) -> None:
+    assert make_geometry(vocab_size=vocabulary).padded_vocab_size == rows

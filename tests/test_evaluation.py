@@ -1,0 +1,268 @@
+"""Evaluation against slow counting, and the same in whatever batches."""
+
+import dataclasses
+import functools
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+import reference
+import text
+import toy
+from spanbert_jax import settings
+from spanbert_jax.data.batch import Batch, Feed, empty_batch, make_batch
+from spanbert_jax.data.plan import ordered_rows
+from spanbert_jax.model.losses import Prediction
+from spanbert_jax.training.evaluation import (
+    LENGTH_NAMES,
+    evaluate,
+    span_matches,
+    unigram_log_probs,
+)
+from spanbert_jax.training.sharding import make_mesh
+from spanbert_jax.training.step import Hits, evaluation_step
+
+MASK = text.SPECIAL.mask
+
+
+def count_spans(
+    batch: Batch, hits: np.ndarray, weights: np.ndarray
+) -> tuple[list[int], list[int]]:
+    """Span by span: a span is what has the same two boundaries in the same row."""
+    spans: dict[tuple[int, int, int], list[int]] = {}
+    for row, slot in np.argwhere(batch["target_weights"]).tolist():
+        left, right = (
+            int(batch[f"{side}_positions"][row, slot]) for side in ("left", "right")
+        )
+        spans.setdefault((row, left, right), []).append(slot)
+    right_ones, counted = Counter(), Counter()
+    for (row, left, right), slots in spans.items():
+        places = batch["target_positions"][row, slots].tolist()
+        assert places == list(range(left + 1, right))
+        is_masked = all(batch["token_ids"][row, place] == MASK for place in places)
+        if is_masked and weights[row, slots].all():
+            length = min(len(slots), 11)
+            counted[length] += 1
+            right_ones[length] += int(hits[row, slots].all())
+    lengths = range(1, 12)
+    return [right_ones[n] for n in lengths], [counted[n] for n in lengths]
+
+
+def make_feed(replacement: str, scheme: str = "span") -> Feed:
+    masking = dataclasses.replace(text.PAPER, replacement=replacement, scheme=scheme)
+    lengths = [126, 60, 60, 1, 2, 40, 90, 126, 126, 7, 33, 126] * 3
+    split = text.random_split(7, lengths, most_pieces=4)
+    # Words of several pieces: spans of up to 20 tokens, some beyond the SBO table.
+    return text.make_feed(split, 128, masking=masking, sbo_positions=6)
+
+
+def all_rows(feed: Feed) -> Batch:
+    rows = np.append(np.arange(feed.plan.num_rows), -1)
+    return make_batch(feed, rows, np.zeros_like(rows))
+
+
+@pytest.mark.parametrize("scheme", ["span", "word", "subword"])
+@pytest.mark.parametrize("replacement", ["span", "word", "token"])
+@pytest.mark.parametrize("weights", ["target_weights", "sbo_weights"])
+def test_spans_are_matched_as_one_by_one(
+    weights: str, replacement: str, scheme: str
+) -> None:
+    batch = all_rows(make_feed(replacement, scheme))
+    rng = np.random.default_rng(8)
+    hits = rng.random(batch["target_ids"].shape) < 0.8
+    right, counted = span_matches(batch, hits, batch[weights], MASK)
+    assert [right.tolist(), counted.tolist()] == [
+        *count_spans(batch, hits, batch[weights])
+    ]
+    assert 0 < right.sum() < counted.sum()
+
+
+def make_spans(spans: Sequence[tuple[int, int]]) -> Batch:
+    """One row of spans from their first to their last place, all [MASK]."""
+    batch = empty_batch(1, 64, 32)
+    slot = 0
+    for begin, end in spans:
+        for place in range(begin, end + 1):
+            batch["target_positions"][0, slot] = place
+            batch["left_positions"][0, slot] = begin - 1
+            batch["right_positions"][0, slot] = end + 1
+            batch["target_weights"][0, slot] = batch["sbo_weights"][0, slot] = 1
+            batch["token_ids"][0, place] = MASK
+            slot += 1
+    return batch
+
+
+def test_each_length_up_to_10_is_counted_by_itself_and_longer_ones_together() -> None:
+    for length in range(1, 16):
+        batch = make_spans([(3, 2 + length), (30, 30)])
+        hits = np.ones((1, 32), bool)
+        right, counted = span_matches(batch, hits, batch["target_weights"], MASK)
+        expected = np.zeros(11, int)
+        expected[min(length, 11) - 1] += 1
+        expected[0] += 1
+        assert right.tolist() == counted.tolist() == expected.tolist()
+    assert [*LENGTH_NAMES] == [*map(str, range(1, 11)), "11+"]
+
+
+def test_one_wrong_token_makes_a_span_wrong() -> None:
+    batch = make_spans([(3, 6), (8, 10)])
+    hits = np.ones((1, 32), bool)
+    hits[0, 2] = False
+    right, counted = span_matches(batch, hits, batch["target_weights"], MASK)
+    assert counted.tolist() == [0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0]
+    assert right.tolist() == [0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]
+
+
+def test_spans_at_the_same_place_of_two_rows_are_two() -> None:
+    one = make_spans([(3, 6)])
+    batch = {key: np.concatenate([array, array]) for key, array in one.items()}
+    hits = np.ones((2, 32), bool)
+    hits[0, 2] = False
+    right, counted = span_matches(batch, hits, batch["target_weights"], MASK)
+    assert counted.tolist() == [0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0]
+    assert right.tolist() == [0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]
+
+
+def test_a_span_that_is_not_all_mask_does_not_count() -> None:
+    batch = make_spans([(3, 6), (8, 10)])
+    batch["token_ids"][0, 9] = 77
+    hits = np.ones((1, 32), bool)
+    _, counted = span_matches(batch, hits, batch["target_weights"], MASK)
+    assert counted.tolist() == [0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]
+
+
+def test_a_batch_without_targets_has_no_spans() -> None:
+    batch = empty_batch(2, 64, 8)
+    hits = np.ones((2, 8), bool)
+    right, counted = span_matches(batch, hits, batch["target_weights"], MASK)
+    assert right.tolist() == counted.tolist() == [0] * 11
+
+
+def test_unigram_log_probs_are_smoothed_frequencies() -> None:
+    tokens = ["to", "be", "or", "not", "to", "be", "that", "is", "the", "question"]
+    vocabulary = [*sorted(set(tokens)), "slings", "arrows"]
+    counted = Counter(tokens)
+    counts = np.array([counted[token] for token in vocabulary])
+    found = unigram_log_probs(counts)
+    for token, log_prob in zip(vocabulary, found, strict=True):
+        share = (tokens.count(token) + 1) / (len(tokens) + len(vocabulary))
+        assert log_prob == pytest.approx(math.log(share), rel=1e-12)
+    assert np.exp(found).sum() == pytest.approx(1, rel=1e-12)
+
+
+@pytest.fixture(scope="module")
+def feed() -> Feed:
+    return make_feed("span")
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Mesh:
+    config = toy.make_config(Path())
+    config.mesh.data = 1
+    return make_mesh(config)
+
+
+def cut(feed: Feed, size: int) -> list[Batch]:
+    """All rows once, in batches of some size."""
+    count = feed.plan.num_rows
+    return [
+        make_batch(feed, *ordered_rows(step, size, count))
+        for step in range(-(-count // size))
+    ]
+
+
+UNIGRAM = np.log(np.random.default_rng(9).dirichlet(np.ones(text.VOCAB_SIZE)))
+
+
+def made_up_step(_: Any, batch: Batch) -> tuple[Prediction, Prediction, Hits]:
+    """Losses and hits that follow from the targets, by arithmetic."""
+    batch = {key: np.asarray(array) for key, array in batch.items()}
+    hits = batch["target_ids"] % 3 > 0
+    losses = 1 + batch["target_ids"] % 7
+    sums = [
+        Prediction(
+            *(
+                np.float32((numbers * batch[key]).sum())
+                for numbers in (losses, hits, np.ones(hits.shape))
+            )
+        )
+        for key in ("target_weights", "sbo_weights")
+    ]
+    return *sums, Hits(hits, hits)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 64])
+def test_the_size_of_the_batches_changes_no_metric(
+    feed: Feed, mesh: Mesh, size: int
+) -> None:
+    found = evaluate(made_up_step, None, cut(feed, size), mesh, MASK, UNIGRAM)
+    whole = all_rows(feed)
+    assert feed.plan.num_rows % 7
+    hits = whole["target_ids"] % 3 > 0
+    expected: dict[str, Any] = {}
+    for head, key in (("mlm", "target_weights"), ("sbo", "sbo_weights")):
+        counted = whole[key] > 0
+        losses = 1 + whole["target_ids"][counted] % 7
+        expected[f"{head}_loss"] = pytest.approx(losses.mean())
+        expected[f"{head}_accuracy"] = pytest.approx(hits[counted].mean())
+        expected[f"{head}_targets"] = counted.sum()
+        right, spans = count_spans(whole, hits, whole[key])
+        expected[f"{head}_spans"] = dict(zip(LENGTH_NAMES, spans, strict=True))
+        expected[f"{head}_span_exact"] = {
+            name: pytest.approx(r / n)
+            for name, r, n in zip(LENGTH_NAMES, right, spans, strict=True)
+            if n
+        }
+    targets = whole["target_ids"][whole["target_weights"] > 0]
+    expected["unigram_loss"] = pytest.approx(-UNIGRAM[targets].mean())
+    expected["perplexity"] = pytest.approx(math.exp(found["mlm_loss"]))
+    assert found == expected
+
+
+def test_a_head_without_targets_is_left_out(mesh: Mesh) -> None:
+    batch = make_spans([(3, 5)])
+    batch["sbo_weights"][:] = 0
+    found = evaluate(made_up_step, None, [batch], mesh, MASK, UNIGRAM)
+    assert found["mlm_targets"] == 3
+    assert not any(name.startswith("sbo") for name in found)
+    assert evaluate(made_up_step, None, [], mesh, MASK, UNIGRAM) == {}
+
+
+def test_a_model_is_scored_as_plain_numpy_does(mesh: Mesh) -> None:
+    config = toy.make_config(Path())
+    config.model.num_layers = 1
+    model = settings.model(config, text.VOCAB_SIZE)
+    feed = text.make_feed(text.random_split(10, [30, 8, 30, 17, 1, 12]), 32)
+    size, heads = 2, config.model.num_heads
+    batches = cut(feed, size)
+    assert len(batches) > 1
+    init = functools.partial(model.init, deterministic=True)
+    shapes = jax.eval_shape(init, jax.random.key(0), batches[0])["params"]
+    params = reference.rough_params(shapes, seed=11)
+    # The likeliest token by its bias is a target: some hits, some misses.
+    common = int(batches[0]["target_ids"][0, 0])
+    for head in ("mlm_head", "sbo_head"):
+        params[head]["projection"]["bias"][common] = 6
+    step = jax.jit(functools.partial(evaluation_step, model=model))
+    found = evaluate(step, params, batches, mesh, MASK, UNIGRAM)
+    exact = reference.double(params)
+    for head in ("mlm", "sbo"):
+        sums = [
+            reference.head_sums(
+                exact, reference.encode(exact, batch, heads), batch, head
+            )
+            for batch in batches
+        ]
+        loss, correct, count = map(sum, zip(*sums, strict=True))
+        assert found[f"{head}_targets"] == count
+        assert found[f"{head}_loss"] == pytest.approx(loss / count, rel=1e-5)
+        assert found[f"{head}_accuracy"] == pytest.approx(correct / count)
+        assert 0 < correct < count
+    assert found["perplexity"] == pytest.approx(math.exp(found["mlm_loss"]))

@@ -1,0 +1,349 @@
+"""The checks of a config: what is wrong is named, with its value, before any step."""
+
+import importlib
+import json
+import math
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ml_collections import ConfigDict
+
+import toy
+from configs import default
+from spanbert_jax import settings
+from spanbert_jax.errors import InputError, StorageError
+from spanbert_jax.training.sharding import make_mesh
+
+CONFIGS = sorted(
+    path.stem
+    for path in Path(default.__file__).parent.glob("*.py")
+    if path.stem != "__init__"
+)
+
+
+@pytest.fixture
+def config() -> ConfigDict:
+    return toy.make_config(Path())
+
+
+def put(config: ConfigDict, name: str, value: Any) -> None:
+    block, setting = name.split(".")
+    config[block][setting] = value
+
+
+def refusal(config: ConfigDict) -> str:
+    """The message of the one line that a wrong config gives."""
+    with pytest.raises(InputError) as caught:
+        settings.validate(config)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_recipe_is_valid(name: str) -> None:
+    recipe = importlib.import_module(f"configs.{name}")
+    config = recipe.get_config()
+    settings.validate(config)
+    assert set(settings.flatten(config)) == set(settings.flatten(default.get_config()))
+    assert recipe.__doc__
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_recipe_takes_no_unknown_setting(name: str) -> None:
+    config = importlib.import_module(f"configs.{name}").get_config()
+    with pytest.raises(AttributeError):
+        config.train.step = 1
+    with pytest.raises(TypeError):
+        config.train.steps = "many"
+
+
+AT_LEAST_1 = [
+    "train.steps",
+    "train.batch_size",
+    "train.accumulation",
+    "train.log_every",
+    "data.max_span_words",
+    "data.max_tries",
+    "data.workers",
+    "model.num_layers",
+    "model.hidden_size",
+    "model.num_heads",
+    "model.intermediate_size",
+    "model.max_positions",
+    "model.type_vocab_size",
+    "sbo.positions",
+    "sbo.position_size",
+    "checkpoint.every",
+    "checkpoint.keep",
+]
+NOT_NEGATIVE = [
+    "train.stop_after",
+    "train.seed",
+    "train.eval_every",
+    "data.eval_seed",
+    "eval.max_blocks",
+    "sbo.weight",
+    "optimizer.warmup_steps",
+    "optimizer.end_learning_rate",
+    "optimizer.weight_decay",
+    "data.mask_share",
+    "data.random_share",
+    "model.dropout",
+    "model.attention_dropout",
+    "optimizer.beta1",
+    "optimizer.beta2",
+]
+ABOVE_0 = [
+    "optimizer.learning_rate",
+    "optimizer.epsilon",
+    "optimizer.clip_norm",
+    "data.mask_ratio",
+    "data.span_p",
+]
+FLOATS = [
+    name
+    for name, value in settings.flatten(default.get_config()).items()
+    if isinstance(value, float)
+]
+BELOW_1 = [
+    "data.mask_ratio",
+    "data.span_p",
+    "model.dropout",
+    "model.attention_dropout",
+    "optimizer.beta1",
+    "optimizer.beta2",
+]
+WRONG = [
+    *((name, 0) for name in AT_LEAST_1),
+    *((name, -1) for name in AT_LEAST_1),
+    *((name, -1) for name in NOT_NEGATIVE),
+    *((name, 0.0) for name in ABOVE_0),
+    *((name, -0.1) for name in ABOVE_0),
+    *((name, math.nan) for name in FLOATS),
+    # Clipping at infinity would be clipping off: no fault.
+    *((name, math.inf) for name in FLOATS if name != "optimizer.clip_norm"),
+    *((name, 1.0) for name in BELOW_1),
+    ("data.mask_share", 1.1),
+    ("data.random_share", 1.1),
+    ("data.block_length", 2),
+    ("data.masking", "spans"),
+    ("data.replacement", "sentence"),
+    ("sbo.edges", "maybe"),
+    ("model.dtype", "float16"),
+    ("mesh.data", 0),
+    ("mesh.data", -2),
+    # More than the generators of random numbers can tell apart.
+    ("train.seed", 2**63),
+]
+
+
+def stored(config: ConfigDict, name: str) -> Any:
+    return settings.flatten(config)[name]
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG)
+def test_a_wrong_value_is_named_with_its_setting(
+    config: ConfigDict, name: str, value: Any
+) -> None:
+    put(config, name, type(stored(config, name))(value))
+    message = refusal(config)
+    assert name in message
+    assert repr(stored(config, name)) in message
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        (
+            {"optimizer.warmup_steps": 100, "train.steps": 50},
+            ("optimizer.warmup_steps is 100", "train.steps", "50"),
+        ),
+        (
+            {"data.block_length": 1024, "model.max_positions": 512},
+            ("data.block_length is 1024", "model.max_positions", "512"),
+        ),
+        (
+            {"train.stop_after": 21, "train.steps": 20},
+            ("train.stop_after is 21", "train.steps", "20"),
+        ),
+        (
+            {"model.hidden_size": 64, "model.num_heads": 3},
+            ("model.hidden_size is 64", "model.num_heads", "3"),
+        ),
+        (
+            {"train.batch_size": 8, "train.accumulation": 3},
+            ("train.batch_size is 8", "train.accumulation", "3"),
+        ),
+        (
+            {"data.mask_share": 0.75, "data.random_share": 0.5},
+            ("data.mask_share", "data.random_share", "1.25"),
+        ),
+    ],
+)
+def test_settings_at_odds_are_both_named(
+    config: ConfigDict, changes: dict[str, Any], parts: tuple[str, ...]
+) -> None:
+    for name, value in changes.items():
+        put(config, name, value)
+    message = refusal(config)
+    for part in parts:
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"optimizer.warmup_steps": 20, "train.steps": 20},
+        {"optimizer.warmup_steps": 0},
+        {"train.steps": 1, "optimizer.warmup_steps": 1},
+        {"data.block_length": 32, "model.max_positions": 32},
+        {"data.mask_share": 1.0, "data.random_share": 0.0},
+        {"sbo.weight": 0.0},
+        {"model.dropout": 0.0, "model.attention_dropout": 0.0},
+        {"mesh.data": -1},
+        {"train.stop_after": 20},
+    ],
+)
+def test_a_setting_at_its_limit_is_valid(
+    config: ConfigDict, changes: dict[str, Any]
+) -> None:
+    for name, value in changes.items():
+        put(config, name, value)
+    settings.validate(config)
+
+
+def test_shares_that_add_up_to_1_on_paper_are_valid(config: ConfigDict) -> None:
+    for mask_share in (0.1, 0.3, 0.6, 0.7, 0.8, 0.9):
+        config.data.mask_share = mask_share
+        config.data.random_share = round(1 - mask_share, 10)
+        settings.validate(config)
+
+
+def test_a_setting_that_is_missing_is_named() -> None:
+    config = ConfigDict({"train": {"steps": 10}})
+    assert "train.batch_size is missing" in refusal(config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"mesh.data": 9}, ("mesh.data is 9", "8 devices")),
+        ({"mesh.data": 3}, ("train.batch_size is 8", "3 devices", "mesh.data")),
+        (
+            {"mesh.data": 4, "train.accumulation": 4},
+            ("train.batch_size is 8", "4 devices", "train.accumulation"),
+        ),
+        ({"train.batch_size": 12}, ("train.batch_size is 12", "8 devices")),
+    ],
+)
+def test_a_mesh_that_does_not_fit_is_refused(
+    config: ConfigDict, changes: dict[str, Any], parts: tuple[str, ...]
+) -> None:
+    for name, value in changes.items():
+        put(config, name, value)
+    with pytest.raises(InputError) as caught:
+        make_mesh(config)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(("asked", "size"), [(-1, 8), (1, 1), (2, 2), (8, 8)])
+def test_a_mesh_has_as_many_devices_as_asked_for(
+    config: ConfigDict, asked: int, size: int
+) -> None:
+    config.mesh.data = asked
+    assert make_mesh(config).size == size
+
+
+@pytest.mark.parametrize(
+    ("written", "exact"),
+    [
+        (0.15, Fraction(3, 20)),
+        (0.1, Fraction(1, 10)),
+        (0.3, Fraction(3, 10)),
+        (0.5, Fraction(1, 2)),
+        (0.07, Fraction(7, 100)),
+        (1e-05, Fraction(1, 100_000)),
+    ],
+)
+def test_the_mask_ratio_is_the_number_that_was_written(
+    config: ConfigDict, written: float, exact: Fraction
+) -> None:
+    config.data.mask_ratio = written
+    assert settings.mask_ratio(config) == exact
+
+
+IDENTITY = {
+    "train.seed",
+    "train.batch_size",
+    "data.block_length",
+    "data.packing",
+    "data.masking",
+    "data.replacement",
+    "data.mask_ratio",
+    "data.span_p",
+    "data.max_span_words",
+    "data.max_tries",
+    "data.mask_share",
+    "data.random_share",
+    "data.eval_seed",
+}
+
+
+def test_the_identity_is_seed_batch_and_data_without_paths_and_workers(
+    config: ConfigDict,
+) -> None:
+    values = settings.flatten(config)
+    assert settings.identity(values) == {name: values[name] for name in IDENTITY}
+
+
+def test_the_masking_recipe_is_that_of_the_config(config: ConfigDict) -> None:
+    config.data.masking = "word"
+    config.data.replacement = "token"
+    config.data.mask_ratio = 0.2
+    config.data.span_p = 0.3
+    config.data.max_span_words = 7
+    config.data.max_tries = 11
+    config.data.mask_share = 0.5
+    config.data.random_share = 0.25
+    masking = settings.masking(config)
+    assert (masking.scheme, masking.replacement) == ("word", "token")
+    assert masking.ratio == Fraction(1, 5)
+    assert (masking.span_p, masking.max_span_words, masking.max_tries) == (0.3, 7, 11)
+    assert (masking.mask_share, masking.random_share) == (0.5, 0.25)
+
+
+def test_the_model_is_that_of_the_config(config: ConfigDict) -> None:
+    config.model.dropout = 0.25
+    config.model.attention_dropout = 0.125
+    config.model.dtype = "bfloat16"
+    model = settings.model(config, 1234)
+    g = model.geometry
+    assert (g.vocab_size, g.num_layers, g.hidden_size, g.num_heads) == (1234, 2, 64, 2)
+    assert (g.intermediate_size, g.max_positions, g.type_vocab_size) == (128, 32, 2)
+    assert (g.dropout, g.attention_dropout, g.dtype) == (0.25, 0.125, "bfloat16")
+    assert (model.sbo_positions, model.sbo_position_size) == (20, 200)
+
+
+def test_the_cache_is_the_one_asked_for_or_the_users(
+    config: ConfigDict, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config.data.cache = str(tmp_path)
+    assert settings.cache_directory(config) == tmp_path
+    config.data.cache = ""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert settings.cache_directory(config) == tmp_path / "xdg" / "spanbert_jax"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert settings.cache_directory(config) == tmp_path / ".cache" / "spanbert_jax"
+
+
+def test_settings_are_written_as_json(config: ConfigDict, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    settings.write(config, path)
+    assert json.loads(path.read_text()) == config.to_dict()
+    with pytest.raises(StorageError, match="missing"):
+        settings.write(config, tmp_path / "missing" / "config.json")
