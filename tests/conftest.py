@@ -11,8 +11,8 @@ from pathlib import Path
 
 import jax
 import pytest
-import toy
 
+import toy
 from spanbert_jax.corpus.store import Corpus
 
 jax.config.update("jax_numpy_rank_promotion", "raise")

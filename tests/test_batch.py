@@ -4,8 +4,8 @@ import dataclasses
 
 import numpy as np
 import pytest
-import text
 
+import text
 from spanbert_jax.corpus.store import Split
 from spanbert_jax.data.batch import (
     KEYS,

@@ -5,8 +5,8 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-import text
 
+import text
 from spanbert_jax.corpus.store import Shard
 from spanbert_jax.data.blocks import (
     Blocks,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import text
 
+import text
 from spanbert_jax.corpus.store import Split
 from spanbert_jax.data.batch import Batch, Feed, make_batch
 from spanbert_jax.data.pipeline import RowOrder, batches

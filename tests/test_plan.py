@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import text
 
+import text
 from spanbert_jax.corpus.store import Split
 from spanbert_jax.data import plan as plan_lib
 from spanbert_jax.data.batch import masked_blocks

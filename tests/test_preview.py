@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import toy
 
+import toy
 from spanbert_jax import settings
 from spanbert_jax.corpus.store import Corpus
 from spanbert_jax.data import describe
