@@ -28,7 +28,20 @@ _EMBEDDED_VOCAB_SIZE = 4096
 
 # What may change between two starts of a run though it lies in the data block.
 _NOT_IDENTITY = {"data.workers", "data.corpus", "data.cache"}
-_IDENTITY = {"train.seed", "train.batch_size"}
+_IDENTITY = {
+    "train.seed",
+    "train.batch_size",
+    # What decides the shapes of the parameters, and the heads, which divide a kernel
+    # without a trace in its shape.
+    "model.num_layers",
+    "model.hidden_size",
+    "model.num_heads",
+    "model.intermediate_size",
+    "model.max_positions",
+    "model.type_vocab_size",
+    "sbo.positions",
+    "sbo.position_size",
+}
 
 Rule = tuple[tuple[str, ...], str, Callable[[Any], bool]]
 
@@ -311,7 +324,8 @@ def identity(values: dict[str, Any]) -> dict[str, Any]:
         values: settings by their dotted names.
 
     Returns:
-        Those that decide which text a step sees, and how it is masked.
+        Those that decide which text a step sees and how it is masked, and those that
+        decide the shapes of the parameters.
     """
     return {
         name: value

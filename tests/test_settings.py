@@ -290,10 +290,18 @@ IDENTITY = {
     "data.mask_share",
     "data.random_share",
     "data.eval_seed",
+    "model.num_layers",
+    "model.hidden_size",
+    "model.num_heads",
+    "model.intermediate_size",
+    "model.max_positions",
+    "model.type_vocab_size",
+    "sbo.positions",
+    "sbo.position_size",
 }
 
 
-def test_the_identity_is_seed_batch_and_data_without_paths_and_workers(
+def test_the_identity_is_seed_batch_shapes_and_data_without_paths_and_workers(
     config: ConfigDict,
 ) -> None:
     values = settings.flatten(config)

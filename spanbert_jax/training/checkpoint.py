@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from ml_collections import ConfigDict
 
@@ -46,10 +47,7 @@ def make_record(config: ConfigDict, corpus: Corpus, state: TrainState) -> Record
         A JSON value. "changes" is what changed when the run was resumed, see
         `changed_settings`; none so far.
     """
-    shapes = {
-        jax.tree_util.keystr(path, simple=True, separator="/"): list(leaf.shape)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(state.params)
-    }
+    shapes = {name: list(leaf.shape) for name, leaf in _named(state.params).items()}
     return {
         "settings": flatten(config),
         "corpus": corpus.fingerprint,
@@ -104,6 +102,49 @@ class _UnreadableError(Exception):
     """A step that cannot be read back."""
 
 
+def _named(tree: Any) -> dict[str, Any]:
+    """The leaves of a tree by the names on the way to them."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+@jax.jit
+def _sum_bits(state: TrainState) -> TrainState:
+    """Adds up each array's 32-bit words, each times an odd number of its own place.
+
+    Modulo 2**32 the order of a sum does not matter, so that it is the same however the
+    array is spread over devices; and a single flipped bit always changes it, as an odd
+    multiple of a power of two is not 0.
+    """
+
+    def add(x: jax.Array) -> jax.Array:
+        words = jax.lax.bitcast_convert_type(x, jnp.uint32)
+        place, stride = jnp.zeros(x.shape, jnp.uint32), 1
+        for axis in reversed(range(x.ndim)):
+            steps = jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
+            place += steps * jnp.uint32(stride)
+            stride *= x.shape[axis]
+        return (words * (2 * place + 1)).sum(dtype=jnp.uint32)
+
+    return jax.tree.map(add, state)
+
+
+def _checksums(state: TrainState) -> dict[str, int]:
+    sums = _named(jax.device_get(_sum_bits(state)))
+    return {name: int(total) for name, total in sums.items()}
+
+
+def _check_sums(state: TrainState, saved: dict[str, int]) -> None:
+    """Notices bytes that changed on disk: the storage reads them without complaint."""
+    for name, total in _checksums(state).items():
+        if saved.get(name) != total:
+            raise _UnreadableError(
+                f"{name} has another checksum than when it was saved"
+            )
+
+
 class Checkpoints:
     """The checkpoints of a work directory.
 
@@ -124,6 +165,7 @@ class Checkpoints:
         self.directory = workdir.absolute() / "checkpoints"
         options = ocp.CheckpointManagerOptions(max_to_keep=keep)
         try:
+            self.directory.mkdir(parents=True, exist_ok=True)
             self._manager = ocp.CheckpointManager(self.directory, options=options)
         except OSError as error:
             raise StorageError(f"--workdir: {error}") from error
@@ -149,8 +191,10 @@ class Checkpoints:
         for step in sorted(self._manager.all_steps(), reverse=True):
             try:
                 record = self._read(step, record=ocp.args.JsonRestore())
+                checksums = record.pop("checksums", {})
                 check(record)
                 state = self._read(step, state=ocp.args.StandardRestore(like))
+                _check_sums(state, checksums)
             except _UnreadableError as error:
                 broken[step] = str(error)
                 continue
@@ -192,7 +236,8 @@ class Checkpoints:
         """
         step = int(state.step)
         arguments = ocp.args.Composite(
-            state=ocp.args.StandardSave(state), record=ocp.args.JsonSave(record)
+            state=ocp.args.StandardSave(state),
+            record=ocp.args.JsonSave(record | {"checksums": _checksums(state)}),
         )
         try:
             started = self._manager.save(step, args=arguments)

@@ -123,7 +123,7 @@ def train(config: ConfigDict, corpus: Corpus, workdir: Path) -> int:
         _introduce(log, config, model, feed, state, mesh)
         if is_evaluated(start) and not evaluation_at(workdir, start):
             log.evaluation(start, examine(state.params))
-        pending = None
+        pending, stops = None, False
         for step, batch in enumerate(_batches(feed, config, start, stop), start + 1):
             state, metrics = update(state, put_batch(batch, mesh))
             # Read with the next step under way, so that the device never waits.
@@ -146,8 +146,8 @@ def train(config: ConfigDict, corpus: Corpus, workdir: Path) -> int:
         # On disk before the run calls itself finished.
         checkpoints.wait()
         done = int(state.step)
-        _conclude(log, config, corpus, workdir, done, stopping.is_set())
-    return PREEMPTED if stopping.is_set() and done < stop else 0
+        _conclude(log, config, corpus, workdir, done, stops)
+    return PREEMPTED if stops else 0
 
 
 def _check_rows(feed: Feed, held_out: Feed, config: ConfigDict) -> None:
@@ -283,12 +283,12 @@ def _conclude(
 ) -> None:
     """Says what was made, where it is, and what to do with it."""
     total = config.train.steps
-    if done >= total:
-        log.say(f"finished at step {done}")
-    elif stopped:
+    if stopped:
         log.say(
             f"stopped by a signal; step {done} is saved: run the same command again"
         )
+    elif done >= total:
+        log.say(f"finished at step {done}")
     else:
         log.say(f"stopped at step {done} of {total}, as train.stop_after says")
     if scores := evaluation_at(workdir, done):

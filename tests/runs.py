@@ -1,0 +1,232 @@
+"""Runs of the tests, in this process or in their own, and what they leave behind."""
+
+import atexit
+import contextlib
+import functools
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from jax.experimental.compilation_cache import compilation_cache
+from ml_collections import ConfigDict
+
+import toy
+from spanbert_jax.corpus.build import BuildOptions, build
+from spanbert_jax.corpus.store import Corpus
+from spanbert_jax.training.loop import train
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+# Differ between two runs that do the same.
+_TIMES = {"seconds", "tokens_per_second"}
+
+
+class Outcome(NamedTuple):
+    """How a run in this process ended, and what it printed."""
+
+    code: int
+    output: str
+
+
+class Exit(NamedTuple):
+    """How a process ended, and what it printed."""
+
+    code: int
+    output: str
+    errors: str
+
+
+def build_corpus(directory: Path) -> Corpus:
+    """A corpus whose epoch ends within 20 steps of the toy."""
+    return toy.build_corpus(directory, toy.make_text(documents=32))
+
+
+def build_like(corpus: Corpus, directory: Path, text: str, **options: Any) -> Corpus:
+    """A corpus of another text with the vocabulary of `corpus`."""
+    source = directory.with_suffix(".txt")
+    source.write_text(text)
+    vocab = corpus.directory / corpus.manifest["tokenizer"]["file"]
+    return build(
+        BuildOptions(
+            output=directory, input=(str(source),), vocab=vocab, workers=1, **options
+        )
+    )
+
+
+def make_config(cache: Path, corpus: Corpus) -> ConfigDict:
+    """The toy on one device, with evaluations and several checkpoints."""
+    config = toy.make_config(cache)
+    config.data.corpus = str(corpus.directory)
+    config.mesh.data = 1
+    config.train.eval_every = 10
+    config.checkpoint.every = 5
+    return config
+
+
+@functools.cache
+def _compiled() -> str:
+    directory = tempfile.mkdtemp(prefix="spanbert_jax-tests-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return directory
+
+
+def _quick_settings() -> dict[str, Any]:
+    """Compiling is most of the time of a toy run: do it once, and without effort."""
+    return {
+        "jax_compilation_cache_dir": _compiled(),
+        "jax_persistent_cache_min_compile_time_secs": 0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+        "jax_disable_most_optimizations": True,
+    }
+
+
+@contextlib.contextmanager
+def quick_compilation() -> Iterator[None]:
+    """Compiles as `_quick_settings` says, for a while."""
+    old = {name: jax.config.values[name] for name in _quick_settings()}
+    _configure(_quick_settings())
+    try:
+        yield
+    finally:
+        _configure(old)
+
+
+def _configure(settings: Mapping[str, Any]) -> None:
+    for name, value in settings.items():
+        jax.config.update(name, value)
+    # The cache is opened at the first compilation, and then for good.
+    compilation_cache.reset_cache()
+
+
+class _Tap(io.StringIO):
+    """Keeps what is printed, and shows it to a listener first."""
+
+    def __init__(self, listener: Callable[[str], None]) -> None:
+        super().__init__()
+        self._listener = listener
+
+    def write(self, text: str) -> int:
+        self._listener(text)
+        return super().write(text)
+
+
+def start(
+    config: ConfigDict,
+    corpus: Corpus,
+    workdir: Path,
+    listener: Callable[[str], None] = lambda _: None,
+) -> Outcome:
+    """Starts a run in this process, and waits for its end."""
+    output = _Tap(listener)
+    with contextlib.redirect_stdout(output), quick_compilation():
+        code = train(config, corpus, workdir)
+    return Outcome(code, output.getvalue())
+
+
+def command(config: ConfigDict, workdir: Path) -> list[str]:
+    """The command line of a config that derives from configs/default.py."""
+    overrides = [
+        f"--config.{block}.{name}={value}"
+        for block, settings in config.items()
+        for name, value in settings.items()
+    ]
+    return [
+        *(sys.executable, "-m", "spanbert_jax.main", "--config=configs/default.py"),
+        *(f"--workdir={workdir}", *overrides),
+    ]
+
+
+def environment() -> dict[str, str]:
+    """Of a process: one CPU device, compiled as in `quick_compilation`."""
+    mine = {name.upper(): str(value) for name, value in _quick_settings().items()}
+    inherited = {name: text for name, text in os.environ.items() if name != "XLA_FLAGS"}
+    return inherited | mine | {"JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
+
+
+def launch(arguments: Sequence[str]) -> subprocess.Popen[str]:
+    """Starts a process in the repository."""
+    return subprocess.Popen(
+        arguments,
+        cwd=REPOSITORY,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait(process: subprocess.Popen[str], seconds: float = 300) -> Exit:
+    """Waits for the end of a process."""
+    try:
+        output, errors = process.communicate(timeout=seconds)
+    finally:
+        process.kill()
+    return Exit(process.returncode, output, errors)
+
+
+def read_metrics(workdir: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl."""
+    return list(map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines()))
+
+
+def comparable(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Records without what differs between two runs that do the same."""
+    return [
+        {name: value for name, value in record.items() if name not in _TIMES}
+        for record in records
+    ]
+
+
+def steps_of(workdir: Path) -> list[int]:
+    """The checkpoints of a run."""
+    directory = workdir / "checkpoints"
+    return sorted(int(path.name) for path in directory.iterdir() if path.name.isdigit())
+
+
+def read_state(workdir: Path, step: int) -> dict[str, np.ndarray]:
+    """The arrays of a checkpoint, by their paths."""
+    path = workdir.absolute() / "checkpoints" / str(step) / "state"
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        tree = checkpointer.metadata(path).item_metadata.tree
+        kinds = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+        wanted = ocp.args.PyTreeRestore(restore_args=kinds)
+        state = checkpointer.restore(path, args=wanted)
+    return {
+        jax.tree_util.keystr(path): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+    }
+
+
+def read_record(workdir: Path, step: int) -> dict[str, Any]:
+    """What stands beside the state of a checkpoint."""
+    path = workdir / "checkpoints" / str(step) / "record" / "metadata"
+    return json.loads(path.read_text())
+
+
+def assert_same_end(one: Path, other: Path, step: int) -> None:
+    """Two runs have equal records up to a step, and equal bits of state at it."""
+    assert comparable(read_metrics(one)) == comparable(read_metrics(other))
+    states = [read_state(workdir, step) for workdir in (one, other)]
+    assert states[0].keys() == states[1].keys()
+    for name, array in states[0].items():
+        assert array.tobytes() == states[1][name].tobytes(), name
+
+
+def listing(directory: Path) -> dict[str, tuple[int, bytes]]:
+    """Every file below a directory, with its time and content."""
+    return {
+        str(path.relative_to(directory)): (
+            path.stat().st_mtime_ns,
+            path.read_bytes() if path.is_file() else b"",
+        )
+        for path in sorted(directory.rglob("*"))
+    }
