@@ -7,6 +7,8 @@ RUN := .venv/bin/python
 # Large pages for glibc's allocator: a fifth off the CPU time of a step. It must stand
 # in the environment before the process starts; other systems ignore it.
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
+# By file: the tests of a file share a run or a compilation.
+PARALLEL := -n auto --maxprocesses=4 --dist=loadfile
 
 .PHONY: demo test slow lint clean
 
@@ -14,10 +16,10 @@ demo: .venv/ready
 	$(RUN) -m spanbert_jax.main --config=configs/tiny.py --workdir=runs/demo
 
 test: .venv/ready
-	$(RUN) -m pytest -q
+	$(RUN) -m pytest -q $(PARALLEL)
 
 slow: .venv/ready
-	$(RUN) -m pytest -q -m slow
+	$(RUN) -m pytest -q $(PARALLEL) -m slow
 
 lint: .venv/ready
 	$(RUN) -m ruff check

@@ -63,12 +63,9 @@ def _parse_flags(argv: Sequence[str]) -> Sequence[str]:
         return flags.FLAGS(argv)
     except flags.Error as error:
         sys.exit(_report(error))
-    # What ml_collections raises for --config.a.b with an a or a b that is not there,
+    # What ml_collections raises for --config.a.b with an a or a b that is not there.
     except (AttributeError, KeyError) as error:
         sys.exit(_report(InputError(f"unknown setting {error}")))
-    # and for a config file that is not.
-    except OSError as error:
-        sys.exit(_report(InputError(f"--config: {error}")))
 
 
 def _report(error: Exception) -> int:

@@ -7,7 +7,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from spanbert_jax import settings
-from spanbert_jax.errors import run
+from spanbert_jax.errors import InputError, run
 from spanbert_jax.training.loop import train
 
 _CONFIG = config_flags.DEFINE_config_file(
@@ -24,7 +24,11 @@ flags.mark_flags_as_required(["config", "workdir"])
 def main(_: Sequence[str]) -> int:
     """Opens the corpus and trains."""
     config = _CONFIG.value
-    settings.validate(config)
+    try:
+        settings.validate(config)
+    # A config whose file could not be read complains at its first use.
+    except OSError as error:
+        raise InputError(f"--config: {error}") from error
     return train(config, settings.open_corpus(config), Path(_WORKDIR.value))
 
 

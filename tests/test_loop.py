@@ -267,6 +267,7 @@ def test_a_run_does_not_go_on_with_another_text(
     assert runs.listing(half) == before
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_a_moved_corpus(
     config: ConfigDict, corpus: Corpus, unbroken: tuple[Path, str], half: Path
 ) -> None:
@@ -309,6 +310,7 @@ def test_other_changes_are_named_and_recorded(
     assert steps == [*range(1, 11), 12, 15, 18]
 
 
+@pytest.mark.slow
 def test_changes_of_earlier_starts_stay_recorded(
     config: ConfigDict, corpus: Corpus, half: Path
 ) -> None:
@@ -347,6 +349,7 @@ def test_a_non_finite_loss_ends_the_run_before_it_is_saved(
             assert np.isfinite(array).all(), (number, name)
 
 
+@pytest.mark.slow
 def test_the_last_good_checkpoint_can_be_resumed_after_a_non_finite_loss(
     config: ConfigDict, corpus: Corpus, unbroken: tuple[Path, str], half: Path
 ) -> None:
@@ -489,6 +492,7 @@ def test_the_valid_line_counts_every_held_out_block_once(
             assert all(0 <= share <= 1 for share in shares.values())
 
 
+@pytest.mark.slow
 def test_without_sbo_there_is_no_sbo_head_and_no_metric_of_it(
     config: ConfigDict, corpus: Corpus, unbroken: tuple[Path, str], tmp_path: Path
 ) -> None:

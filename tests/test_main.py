@@ -265,6 +265,7 @@ def test_a_fault_leaves_no_work_directory(
 # ---- The demo's corpus
 
 
+@pytest.mark.slow
 def test_the_embedded_corpus_is_made_once_and_trains(
     config: ConfigDict, tmp_path: Path
 ) -> None:
@@ -288,6 +289,7 @@ def test_the_embedded_corpus_is_made_once_and_trains(
 # ---- Processes that end
 
 
+@pytest.mark.slow
 def test_a_run_of_two_processes_equals_one_of_one(
     config: ConfigDict, unbroken: Path, tmp_path: Path
 ) -> None:
@@ -310,6 +312,7 @@ def _wait_for_line(process: subprocess.Popen[str], begin: str) -> str:
     raise AssertionError(f"no line {begin!r} in {lines}: {process.stderr.read()}")
 
 
+@pytest.mark.slow
 def test_sigterm_saves_in_time_and_the_same_command_goes_on(
     config: ConfigDict, unbroken: Path, tmp_path: Path
 ) -> None:
