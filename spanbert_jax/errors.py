@@ -65,10 +65,13 @@ def _parse_flags(argv: Sequence[str]) -> Sequence[str]:
         sys.exit(_report(error))
     # What ml_collections raises for --config.a.b with an a or a b that is not there.
     except (AttributeError, KeyError) as error:
-        sys.exit(_report(InputError(f"unknown setting {error}")))
+        # They quote a text that was quoted before.
+        text = str(error.args[0]).replace("\\n", ". ").replace("\n", ". ")
+        text = text.replace("\\", "").replace("'", "")
+        sys.exit(_report(InputError(f"unknown setting: {text}")))
 
 
 def _report(error: Exception) -> int:
-    message = " ".join(str(error).replace("\\n", " ").split())
+    message = " ".join(str(error).split())
     print(f"error: {message}", file=sys.stderr, flush=True)
     return getattr(error, "exit_code", BAD_INPUT)
