@@ -45,9 +45,10 @@ def run(main: Callable[[Sequence[str]], int | None]) -> None:
     """
 
     def guarded(argv: Sequence[str]) -> int | None:
-        # The libraries' notes would bury ours.
+        # What orbax logs as an error it also raises, and we say it in a sentence; its
+        # log would bury that under tracebacks. --verbosity=0 shows it.
         if not flags.FLAGS["verbosity"].present:
-            logging.set_verbosity(logging.WARNING)
+            logging.set_verbosity(logging.FATAL)
         try:
             if len(argv) > 1:
                 raise InputError(f"unknown argument {argv[1]!r}; flags begin with --")
