@@ -18,7 +18,7 @@ def get_config() -> ConfigDict:
     train.steps = 2_400_000  # optimiser updates; the schedule ends here
     train.stop_after = 0  # stop with a save after this step; 0 = at train.steps
     train.batch_size = 256  # rows of data.block_length, over all devices
-    train.accumulation = 1  # microbatches per update: less memory, same numbers
+    train.accumulation = 1  # microbatches per update: less memory, same objective
     train.seed = 0  # of parameters, dropout, row order and masks
     train.log_every = 100  # steps between lines of metrics.jsonl
     train.eval_every = 10_000  # steps between evaluations; 0 = only the last step
@@ -49,8 +49,8 @@ def get_config() -> ConfigDict:
     model.intermediate_size = 3072  # 4 times hidden_size in BERT
     model.max_positions = 512  # at least data.block_length
     model.type_vocab_size = 2  # as BERT; single sequences use the first only
-    model.dropout = 0.1  # on embeddings and sublayer outputs
-    model.attention_dropout = 0.1  # on attention probabilities
+    model.dropout = 0.1  # on embeddings, sublayer outputs; in steps of 1/256
+    model.attention_dropout = 0.1  # on attention probabilities, likewise
     model.dtype = "float32"  # of the computation, or bfloat16; parameters are float32
 
     config.sbo = sbo = ConfigDict()
@@ -67,7 +67,7 @@ def get_config() -> ConfigDict:
     optimizer.beta2 = 0.999
     optimizer.epsilon = 1e-8
     optimizer.weight_decay = 0.1  # paper; the reference's launch line has 0.01
-    optimizer.clip_norm = 1.0  # of the global gradient (reference); inf = off
+    optimizer.clip_norm = 1.0  # of the global gradient (reference); 0 = off
 
     config.mesh = ConfigDict()
     config.mesh.data = -1  # devices that share the batch; -1 = all

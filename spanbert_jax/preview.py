@@ -24,12 +24,13 @@ _CORPUS = flags.DEFINE_string(
 _SPLIT = flags.DEFINE_enum("split", "train", SPLITS, "Whose blocks.")
 _BLOCKS = flags.DEFINE_integer("blocks", 3, "Blocks to show.", lower_bound=0)
 _EPOCH = flags.DEFINE_integer("epoch", 0, "Whose masks, from 0.", lower_bound=0)
-_BLOCK_LENGTH = flags.DEFINE_integer("block_length", 512, "With [CLS] and [SEP].")
-_MASKING = flags.DEFINE_string("masking", "span", "span, word or subword.")
+# Unset: as configs/default.py has it.
+_BLOCK_LENGTH = flags.DEFINE_integer("block_length", None, "With [CLS] and [SEP].")
+_MASKING = flags.DEFINE_string("masking", None, "span, word or subword.")
 _REPLACEMENT = flags.DEFINE_string(
-    "replacement", "span", "What one 80/10/10 draw covers: span, word or token."
+    "replacement", None, "What one 80/10/10 draw covers: span, word or token."
 )
-_MASK_RATIO = flags.DEFINE_float("mask_ratio", 0.15, "Share of a block to predict.")
+_MASK_RATIO = flags.DEFINE_float("mask_ratio", None, "Share of a block to predict.")
 _SEED = flags.DEFINE_integer(
     "seed", None, "Of the masks: train.seed or, for valid, data.eval_seed."
 )

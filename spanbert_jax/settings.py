@@ -84,6 +84,7 @@ _RULES: list[Rule] = [
             "sbo.weight",
             "optimizer.end_learning_rate",
             "optimizer.weight_decay",
+            "optimizer.clip_norm",
         ),
         "a finite number, 0 or more",
         lambda value: 0 <= value < float("inf"),
@@ -99,11 +100,6 @@ _RULES: list[Rule] = [
         lambda value: 0 < value < float("inf"),
     ),
     (
-        ("optimizer.clip_norm",),
-        "above 0 (inf: no clipping)",
-        lambda value: value > 0,
-    ),
-    (
         ("data.mask_ratio", "data.span_p"),
         "above 0 and below 1",
         lambda value: 0 < value < 1,
@@ -117,9 +113,12 @@ _RULES: list[Rule] = [
         lambda value: 0 <= value <= 1,
     ),
     (
+        ("model.dropout", "model.attention_dropout"),
+        "0, or from 1/512 up to, but not including, 1",
+        lambda value: value == 0 or 1 / 512 <= value < 1,
+    ),
+    (
         (
-            "model.dropout",
-            "model.attention_dropout",
             "optimizer.beta1",
             "optimizer.beta2",
         ),
@@ -254,7 +253,7 @@ def feed(config: ConfigDict, corpus: Corpus, split: str) -> Feed:
     """The feed of a split: "train", or "valid" with the masks of data.eval_seed.
 
     Raises:
-        InputError: the split holds no block, or a datum is wrong.
+        InputError: a datum is wrong.
         StorageError: the plan cannot be kept in the cache.
     """
     tokenizer = corpus.tokenizer

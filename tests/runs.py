@@ -207,9 +207,9 @@ def read_state(workdir: Path, step: int) -> dict[str, np.ndarray]:
 
 
 def read_record(workdir: Path, step: int) -> dict[str, Any]:
-    """What stands beside the state of a checkpoint."""
+    """What a run was when it saved a checkpoint."""
     path = workdir / "checkpoints" / str(step) / "record" / "metadata"
-    return json.loads(path.read_text())
+    return json.loads(path.read_text())["run"]
 
 
 def assert_same_end(one: Path, other: Path, step: int) -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import json
 import os
 import shutil
 import subprocess
@@ -16,7 +17,7 @@ from ml_collections import ConfigDict
 
 import runs
 from spanbert_jax.corpus.store import Corpus
-from spanbert_jax.errors import InputError, StorageError
+from spanbert_jax.errors import InputError, NonFiniteError, StorageError
 from spanbert_jax.training.checkpoint import (
     Checkpoints,
     Record,
@@ -47,7 +48,8 @@ def config(toy_cache: Path, toy_corpus: Corpus) -> ConfigDict:
 
 @pytest.fixture
 def record(config: ConfigDict, toy_corpus: Corpus) -> Record:
-    return make_record(config, toy_corpus, make_state(0))
+    mesh = jax.make_mesh((1,), ("data",), devices=jax.devices()[:1])
+    return make_record(config, toy_corpus, make_state(0), mesh)
 
 
 def make_state(step: int, rows: int = 64) -> TrainState:
@@ -171,6 +173,17 @@ def _truncate_record(step: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 
 
+def _change_record(step: Path) -> None:
+    path = step / "record" / "metadata"
+    content = json.loads(path.read_text())
+    content["run"]["step"] = 17
+    path.write_text(json.dumps(content))
+
+
+def _empty_record(step: Path) -> None:
+    (step / "record" / "metadata").write_text("{}")
+
+
 BREAKS = [
     _empty,
     _truncate_data,
@@ -179,6 +192,8 @@ BREAKS = [
     _remove_state,
     _remove_record,
     _truncate_record,
+    _change_record,
+    _empty_record,
 ]
 
 
@@ -275,6 +290,17 @@ def test_a_full_disk_leaves_the_earlier_steps_intact(small_disk: Path) -> None:
     assert str(small_disk) in str(caught.value)
     restored = restore(small_disk)
     assert_is_state(restored.state, 2)
+
+
+def test_a_state_that_is_not_finite_is_not_saved(tmp_path: Path) -> None:
+    save(tmp_path, range(1, 2))
+    checkpoints = Checkpoints(tmp_path, keep=10)
+    state = make_state(2)
+    state.params["dense"]["bias"] = state.params["dense"]["bias"].at[3].set(jnp.inf)
+    with pytest.raises(NonFiniteError, match="after step 2"):
+        checkpoints.save(state, {"step": 2})
+    checkpoints.close()
+    assert_is_state(restore(tmp_path).state, 1)
 
 
 def test_a_directory_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None:

@@ -169,6 +169,18 @@ def test_sigterm_saves_and_the_same_command_goes_on(
     runs.assert_same_end(tmp_path, unbroken[0], STEPS)
 
 
+def test_sigterm_before_an_evaluation_does_not_wait_for_it(
+    config: ConfigDict, corpus: Corpus, unbroken: tuple[Path, str], tmp_path: Path
+) -> None:
+    # The line of step 10 is printed before its evaluation begins.
+    first = runs.start(config, corpus, tmp_path, _stop_while_step(11))
+    assert first.code == PREEMPTED
+    assert runs.steps_of(tmp_path)[-1] == 10
+    assert '"valid"' not in (tmp_path / "metrics.jsonl").read_text()
+    assert runs.start(config, corpus, tmp_path).code == 0
+    runs.assert_same_end(tmp_path, unbroken[0], STEPS)
+
+
 def test_sigterm_in_the_last_step_loses_no_evaluation(
     config: ConfigDict, corpus: Corpus, unbroken: tuple[Path, str], tmp_path: Path
 ) -> None:
@@ -293,6 +305,7 @@ def test_other_changes_are_named_and_recorded(
     outcome = runs.start(config, corpus, half)
     assert outcome.code == 0
     assert "finished at step 18" in outcome.output
+    changes["devices"] = (1, 8)
     lines = [line for line in outcome.output.splitlines() if "changed since" in line]
     assert lines == [
         f"changed since step 10: {name} was {old!r}, is now {new!r}"

@@ -89,6 +89,7 @@ NOT_NEGATIVE = [
     "optimizer.warmup_steps",
     "optimizer.end_learning_rate",
     "optimizer.weight_decay",
+    "optimizer.clip_norm",
     "data.mask_share",
     "data.random_share",
     "model.dropout",
@@ -99,7 +100,6 @@ NOT_NEGATIVE = [
 ABOVE_0 = [
     "optimizer.learning_rate",
     "optimizer.epsilon",
-    "optimizer.clip_norm",
     "data.mask_ratio",
     "data.span_p",
 ]
@@ -123,8 +123,9 @@ WRONG = [
     *((name, 0.0) for name in ABOVE_0),
     *((name, -0.1) for name in ABOVE_0),
     *((name, math.nan) for name in FLOATS),
-    # Clipping at infinity would be clipping off: no fault.
-    *((name, math.inf) for name in FLOATS if name != "optimizer.clip_norm"),
+    *((name, math.inf) for name in FLOATS),
+    ("model.dropout", 0.001),
+    ("model.attention_dropout", 0.001),
     *((name, 1.0) for name in BELOW_1),
     ("data.mask_share", 1.1),
     ("data.random_share", 1.1),
@@ -202,7 +203,8 @@ def test_settings_at_odds_are_both_named(
         {"data.block_length": 32, "model.max_positions": 32},
         {"data.mask_share": 1.0, "data.random_share": 0.0},
         {"sbo.weight": 0.0},
-        {"model.dropout": 0.0, "model.attention_dropout": 0.0},
+        {"model.dropout": 0.0, "model.attention_dropout": 1 / 512},
+        {"optimizer.clip_norm": 0.0},
         {"mesh.data": -1},
         {"train.stop_after": 20},
     ],

@@ -216,7 +216,6 @@ def check_options(options: BuildOptions) -> None:
         "vocab_size": options.vocab_size,
         "min_tokens": options.min_tokens,
         "workers": options.workers,
-        "shard_characters": options.shard_characters,
     }
     for name, count in counts.items():
         if count is not None and count < 1:

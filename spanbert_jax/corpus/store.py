@@ -86,7 +86,7 @@ class Corpus:
 
     @property
     def fingerprint(self) -> str:
-        """Names the content: equal text and options give it on any machine."""
+        """Names the content: equal files and options give it on any machine."""
         return self.manifest["fingerprint"]
 
     @functools.cached_property

@@ -38,7 +38,6 @@ _SLOT_KEYS = (
     "span_offsets",
 )
 _WEIGHT_KEYS = ("target_weights", "sbo_weights")
-KEYS = _TOKEN_KEYS + _SLOT_KEYS + _WEIGHT_KEYS
 
 
 @dataclasses.dataclass(frozen=True)

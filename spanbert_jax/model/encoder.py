@@ -63,7 +63,7 @@ class Dropout(nn.Module):
     """Dropout from 8 random bits an element.
 
     The rate is rounded to a multiple of 1/256 below 1 (0.1 becomes 26/256), and the
-    kept values are scaled by the rate as rounded, so that the mean is kept exactly.
+    kept values are scaled by the rate as rounded, so that the mean is kept.
     """
 
     rate: float
@@ -75,8 +75,9 @@ class Dropout(nn.Module):
         if deterministic or dropped == 0:
             return x
         kept = random_bytes(self.make_rng("dropout"), x.shape) >= dropped
-        scale = jnp.asarray(256 / (256 - dropped), x.dtype)
-        return jnp.where(kept, x * scale, jnp.zeros((), x.dtype))
+        # In float32: bfloat16 has no number near 256/230, and would shrink the mean.
+        scaled = x.astype(jnp.float32) * (256 / (256 - dropped))
+        return jnp.where(kept, scaled.astype(x.dtype), jnp.zeros((), x.dtype))
 
 
 def dense(features: int, dtype: jnp.dtype, name: str | None = None) -> nn.Dense:

@@ -1,6 +1,8 @@
 """Checkpoints: the state of a run, with a record of what the run is."""
 
+import json
 import os
+import zlib
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -9,10 +11,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from spanbert_jax.corpus.store import Corpus
-from spanbert_jax.errors import InputError, StorageError
+from spanbert_jax.errors import InputError, NonFiniteError, StorageError
 from spanbert_jax.settings import flatten, identity
 from spanbert_jax.training.step import TrainState
 
@@ -35,13 +38,16 @@ class Restored(NamedTuple):
     broken: dict[int, str]
 
 
-def make_record(config: ConfigDict, corpus: Corpus, state: TrainState) -> Record:
+def make_record(
+    config: ConfigDict, corpus: Corpus, state: TrainState, mesh: Mesh
+) -> Record:
     """What stands beside a state: all that decides whether it may be resumed.
 
     Args:
         config: all settings.
         corpus: the text.
         state: the state, or its shapes.
+        mesh: of the devices.
 
     Returns:
         A JSON value. "changes" is what changed when the run was resumed, see
@@ -54,6 +60,10 @@ def make_record(config: ConfigDict, corpus: Corpus, state: TrainState) -> Record
         "tokenizer": corpus.tokenizer.sha256,
         "parameters": shapes,
         "changes": [],
+        "devices": {
+            "devices": mesh.size,
+            "kind of device": mesh.devices.flat[0].device_kind,
+        },
         "libraries": {name: metadata.version(name) for name in _LIBRARIES},
     }
 
@@ -86,9 +96,9 @@ def _same(what: str, old: Any, new: Any) -> None:
 
 
 def changed_settings(old: Record, new: Record, step: int) -> list[dict[str, Any]]:
-    """The settings and libraries that differ, as entries of a record's "changes"."""
+    """What differs and may: settings, devices, libraries; for a record's "changes"."""
     changes = []
-    for kind in ("settings", "libraries"):
+    for kind in ("settings", "devices", "libraries"):
         for name in sorted(old[kind] | new[kind]):
             before, after = old[kind].get(name), new[kind].get(name)
             if before != after:
@@ -102,12 +112,26 @@ class _UnreadableError(Exception):
     """A step that cannot be read back."""
 
 
+def _first_line(error: Exception) -> str:
+    """What an error says; libraries add pages to it."""
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def _crc32(record: Any) -> int:
+    return zlib.crc32(json.dumps(record, sort_keys=True).encode())
+
+
 def _named(tree: Any) -> dict[str, Any]:
     """The leaves of a tree by the names on the way to them."""
     return {
         jax.tree_util.keystr(path, simple=True, separator="/"): leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     }
+
+
+@jax.jit
+def _are_finite(state: TrainState) -> jax.Array:
+    return jnp.array([jnp.isfinite(x).all() for x in jax.tree.leaves(state)]).all()
 
 
 @jax.jit
@@ -190,8 +214,7 @@ class Checkpoints:
         broken: dict[int, str] = {}
         for step in sorted(self._manager.all_steps(), reverse=True):
             try:
-                record = self._read(step, record=ocp.args.JsonRestore())
-                checksums = record.pop("checksums", {})
+                record, checksums = self._read_record(step)
                 check(record)
                 state = self._read(step, state=ocp.args.StandardRestore(like))
                 _check_sums(state, checksums)
@@ -205,6 +228,13 @@ class Checkpoints:
             raise StorageError(f"no checkpoint in {self.directory} is valid: {reasons}")
         return None
 
+    def _read_record(self, step: int) -> tuple[Record, dict[str, int]]:
+        """The record as it was saved, and the arrays' checksums."""
+        saved = self._read(step, record=ocp.args.JsonRestore())
+        if saved.get("crc32") != _crc32(saved.get("run")):
+            raise _UnreadableError("the record has another checksum than when saved")
+        return saved["run"], saved["arrays"]
+
     def _read(self, step: int, **item: Any) -> Any:
         try:
             (found,) = self._manager.restore(
@@ -213,8 +243,7 @@ class Checkpoints:
         # A damaged step fails in as many ways as it has files. The caller names each
         # to the user, and goes on or gives up: nothing is hidden.
         except Exception as error:
-            first_line = (str(error).splitlines() or [""])[0]
-            raise _UnreadableError(f"{type(error).__name__}: {first_line}") from error
+            raise _UnreadableError(_first_line(error)) from error
         return found
 
     def _set_aside(self, steps: list[int]) -> None:
@@ -232,12 +261,19 @@ class Checkpoints:
         """Starts to save a state under its step.
 
         Raises:
+            NonFiniteError: an array of the state is not finite.
             StorageError: this save cannot start, or the one before it failed.
         """
         step = int(state.step)
+        if not _are_finite(state):
+            raise NonFiniteError(
+                f"an array of the state is not finite after step {step}, which was not"
+                f" saved; the checkpoints of earlier steps are in {self.directory}"
+            )
+        saved = {"run": record, "crc32": _crc32(record), "arrays": _checksums(state)}
         arguments = ocp.args.Composite(
             state=ocp.args.StandardSave(state),
-            record=ocp.args.JsonSave(record | {"checksums": _checksums(state)}),
+            record=ocp.args.JsonSave(saved),
         )
         try:
             started = self._manager.save(step, args=arguments)
@@ -269,5 +305,5 @@ class Checkpoints:
     def _failure(self, error: Exception) -> StorageError:
         return StorageError(
             f"a checkpoint could not be written to {self.directory}"
-            f" ({str(error).splitlines()[0]}); the ones before it are intact"
+            f" ({_first_line(error)}); the ones before it are intact"
         )

@@ -51,16 +51,14 @@ def span_matches(
         int64 [11] spans right and int64 [11] spans, by length as `LENGTH_NAMES`.
     """
     row, slot = np.nonzero(batch["target_weights"])
-    chosen = {
-        key: batch[key][row, slot]
-        for key in batch
-        if batch[key].ndim == 2 and batch[key].shape == hits.shape
-    }
-    masked = batch["token_ids"][row, chosen["target_positions"]] == mask_id
+    position, left, beyond = (
+        batch[key][row, slot]
+        for key in ("target_positions", "left_positions", "right_positions")
+    )
+    masked = batch["token_ids"][row, position] == mask_id
     usable = masked & (weights[row, slot] > 0)
     # The slots of a span stand side by side and share its left boundary.
     new = np.ones(len(row), bool)
-    left = chosen["left_positions"]
     new[1:] = (np.diff(row) != 0) | (np.diff(left) != 0)
     begins = np.flatnonzero(new)
     zeros = np.zeros(len(LENGTH_NAMES), np.int64)
@@ -68,7 +66,7 @@ def span_matches(
         return zeros, zeros
     counted = np.logical_and.reduceat(usable, begins)
     right = counted & np.logical_and.reduceat(hits[row, slot], begins)
-    length = (chosen["right_positions"] - left - 1)[begins]
+    length = (beyond - left - 1)[begins]
     bucket = np.minimum(length, len(LENGTH_NAMES)) - 1
     size = len(LENGTH_NAMES)
     return (

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import signal
 import sys
 import threading
@@ -100,8 +101,6 @@ def train(config: ConfigDict, corpus: Corpus, workdir: Path) -> int:
         in_shardings=(whole, rows),
         out_shardings=whole,
     )
-    examine = functools.partial(_evaluate, look, held_out, corpus, config, mesh)
-    is_evaluated = functools.partial(_is_evaluated, config, held_out)
 
     with contextlib.ExitStack() as stack:
         # ---- State: the newest checkpoint's, or new
@@ -111,7 +110,7 @@ def train(config: ConfigDict, corpus: Corpus, workdir: Path) -> int:
         key = jax.random.key(config.train.seed)
         example = empty_batch(1, feed.block_length, feed.target_slots)
         like = abstract(jax.eval_shape(init, key, example), whole)
-        record = make_record(config, corpus, like)
+        record = make_record(config, corpus, like, mesh)
         state, record = _restore(checkpoints, like, record)
         state = state or init(key, example)
         start, stop = int(state.step), config.train.stop_after or config.train.steps
@@ -121,33 +120,44 @@ def train(config: ConfigDict, corpus: Corpus, workdir: Path) -> int:
         log = Log(workdir, config, start, stop)
         stack.enter_context(contextlib.closing(log))
         _introduce(log, config, model, feed, state, mesh)
-        if is_evaluated(start) and not evaluation_at(workdir, start):
-            log.evaluation(start, examine(state.params))
-        pending, stops = None, False
+        owes_evaluation = functools.partial(_owes_evaluation, config, held_out, workdir)
+        examine = functools.partial(
+            _evaluate, look, held_out, corpus, config, mesh, stopping, log
+        )
+        if owes_evaluation(start):
+            examine(start, state.params)
+        pending, saved = None, start
         for step, batch in enumerate(_batches(feed, config, start, stop), start + 1):
             state, metrics = update(state, put_batch(batch, mesh))
             # Read with the next step under way, so that the device never waits.
             if pending:
                 log.update(*pending)
             pending = (step, metrics, batch)
-            stops = stopping.is_set()
-            evaluates = is_evaluated(step) and not stops
-            saves = stops or step == stop or step % config.checkpoint.every == 0
-            if evaluates or saves:
+            saves = step == stop or step % config.checkpoint.every == 0
+            evaluates = _is_evaluated(config, held_out, step)
+            if saves or evaluates or stopping.is_set():
                 # A state is saved only after its own loss was seen to be finite.
                 log.update(*pending)
                 pending = None
-            if evaluates:
-                log.evaluation(step, examine(state.params))
             if saves:
                 checkpoints.save(state, record)
-            if stops:
+                saved = step
+            # Behind the save: what a kill cuts short here, the next start owes.
+            if evaluates:
+                examine(step, state.params)
+            if stopping.is_set():
                 break
-        # On disk before the run calls itself finished.
-        checkpoints.wait()
+
+        # ---- End: the last step is on disk before the run says so
         done = int(state.step)
-        _conclude(log, config, corpus, workdir, done, stops)
-    return PREEMPTED if stops else 0
+        if pending:
+            log.update(*pending)
+        if saved < done:
+            checkpoints.save(state, record)
+        checkpoints.wait()
+        unfinished = done < stop or owes_evaluation(done)
+        _conclude(log, config, corpus, workdir, done, unfinished)
+    return PREEMPTED if unfinished else 0
 
 
 def _check_rows(feed: Feed, held_out: Feed, config: ConfigDict) -> None:
@@ -232,22 +242,39 @@ def _evaluate(
     corpus: Corpus,
     config: ConfigDict,
     mesh: Mesh,
+    stopping: threading.Event,
+    log: Log,
+    step: int,
     params: Any,
-) -> dict[str, Any]:
-    """Scores the held-out text in batches of the size of a microbatch."""
+) -> None:
+    """Scores the held-out text in batches of the size of a microbatch.
+
+    A signal ends it without a result: a run that is to stop must not wait for it.
+    """
     size = config.train.batch_size // config.train.accumulation
     num_rows = held_out.plan.num_rows
     order = functools.partial(ordered_rows, batch_size=size, num_rows=num_rows)
     steps = range(-(-num_rows // size))
     made = batches(held_out, order, range(size), steps, config.data.workers)
+    made = itertools.takewhile(lambda _: not stopping.is_set(), made)
     unigram = unigram_log_probs(corpus.unigram_counts)
-    return evaluate(look, params, made, mesh, held_out.special.mask, unigram)
+    scores = evaluate(look, params, made, mesh, held_out.special.mask, unigram)
+    if not stopping.is_set():
+        log.evaluation(step, scores)
 
 
 def _is_evaluated(config: ConfigDict, held_out: Feed, step: int) -> bool:
     every = config.train.eval_every
     is_due = step > 0 and every > 0 and step % every == 0
     return held_out.plan.num_rows > 0 and (is_due or step == config.train.steps)
+
+
+def _owes_evaluation(
+    config: ConfigDict, held_out: Feed, workdir: Path, step: int
+) -> bool:
+    """Whether a step's evaluation is due, yet does not stand in metrics.jsonl."""
+    is_due = _is_evaluated(config, held_out, step)
+    return is_due and evaluation_at(workdir, step) is None
 
 
 def _introduce(
@@ -269,7 +296,7 @@ def _introduce(
     log.say(
         f"corpus: {feed.split.num_tokens:,} tokens in {rows:,} rows of"
         f" {feed.block_length}, {feed.plan.fill(feed.block_length):.1%} full; an epoch"
-        f" is {rows / size:,.1f} steps of {size} rows"
+        f" is {max(rows, size) / size:,.1f} steps of {size} rows"
     )
 
 
@@ -290,7 +317,7 @@ def _conclude(
     elif done >= total:
         log.say(f"finished at step {done}")
     else:
-        log.say(f"stopped at step {done} of {total}, as train.stop_after says")
+        log.say(f"stopped at step {done} of {total}: train.stop_after")
     if scores := evaluation_at(workdir, done):
         log.say(
             f"held-out MLM loss {scores['mlm_loss']:.3f}; knowing only how frequent the"

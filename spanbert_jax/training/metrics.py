@@ -101,6 +101,7 @@ class Log:
             dynamic_ncols=True,
         )
         self._began = time.perf_counter()
+        self._compiles = True
         self._restart_meter()
 
     def say(self, message: str) -> None:
@@ -134,6 +135,10 @@ class Log:
             f"loss {metrics.loss:.3f}, {tokens_per_second:,.0f} tokens/s", refresh=False
         )
         self._bar.update()
+        if self._compiles:
+            # The first update's time is its compilation's.
+            self._compiles = False
+            self._restart_meter()
         if step % self._every == 0:
             self._write(self._update_record(step, metrics, batch, tokens_per_second))
             self._restart_meter()
@@ -158,8 +163,21 @@ class Log:
         }
 
     def evaluation(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Records an evaluation; the time it took does not count as training."""
-        record = {"step": step, "split": "valid", **metrics, "seconds": self._seconds()}
+        """Records an evaluation; the time it took does not count as training.
+
+        Args:
+            step: after which it was made.
+            metrics: see `evaluation.evaluate`.
+
+        Raises:
+            NonFiniteError: a loss is not finite.
+            StorageError: the disk is full, or gone.
+        """
+        loss = metrics["mlm_loss"] + self._sbo_weight * metrics.get("sbo_loss", 0.0)
+        if not math.isfinite(loss):
+            raise NonFiniteError(f"the held-out loss is {loss} after step {step}")
+        record = {"step": step, "split": "valid", "loss": loss, **metrics}
+        record["seconds"] = self._seconds()
         self._write(record)
         self._restart_meter()
 

@@ -15,9 +15,9 @@ def learning_rate(config: ConfigDict) -> optax.Schedule:
     """Linear warm-up to the peak, linear decay to the end value.
 
     Counted in updates: update u (from 1) of T has the rate peak * u / W up to W, the
-    warm-up, then end + (peak - end) * (T - u) / (T - W). The peak is reached at update
-    W (at the first for W = 0), the end value at update T and after it; where W = T,
-    the rate rises up to T and only then falls to the end value.
+    warm-up (0 counts as 1), then end + (peak - end) * (T - u) / (T - W). The peak is
+    reached at update W, the end value at update T and after it; where W = T, the rate
+    rises up to T and only then falls to the end value.
 
     Returns:
         A function of the number of updates done, u - 1: 0 for the first.
@@ -54,7 +54,7 @@ def decay_mask(params: optax.Params) -> optax.Params:
 
 
 def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
-    """AdamW as the paper sets it, after clipping by the global norm."""
+    """AdamW as the paper sets it, behind clipping by the global norm."""
     settings = config.optimizer
     adamw = optax.adamw(
         learning_rate(config),
@@ -64,4 +64,8 @@ def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
         weight_decay=settings.weight_decay,
         mask=decay_mask,
     )
-    return optax.chain(optax.clip_by_global_norm(settings.clip_norm), adamw)
+    # In either case two states, so that a run can be resumed with the other.
+    clip = optax.identity()
+    if settings.clip_norm:
+        clip = optax.clip_by_global_norm(settings.clip_norm)
+    return optax.chain(clip, adamw)

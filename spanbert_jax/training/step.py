@@ -27,7 +27,7 @@ class TrainState(NamedTuple):
 
 
 class StepMetrics(NamedTuple):
-    """What an update reports; float32 scalars over the global batch.
+    """What an update reports: scalars over the global batch.
 
     Attributes:
         loss: mlm mean + weight * sbo mean.
