@@ -74,5 +74,8 @@ def _parse_flags(argv: Sequence[str]) -> Sequence[str]:
 
 def _report(error: Exception) -> int:
     message = " ".join(str(error).split())
+    # A config file that fails brings its whole traceback; the last line says why.
+    if "Traceback" in message:
+        message = f"--config: {str(error).strip().splitlines()[-1]}"
     print(f"error: {message}", file=sys.stderr, flush=True)
     return getattr(error, "exit_code", BAD_INPUT)

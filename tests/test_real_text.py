@@ -70,7 +70,7 @@ def test_the_share_masked_is_the_budget(sample: Sample) -> None:
 
 def test_drawn_lengths_have_the_recipes_distribution(sample: Sample) -> None:
     drawn = sample.masks.spans.drawn
-    assert drawn.mean() == pytest.approx(3.797, abs=0.1)
+    assert drawn.mean() == pytest.approx(3.797, abs=0.06)
     expected = 0.2 * 0.8 ** np.arange(10)
     expected *= len(drawn) / expected.sum()
     counts = np.bincount(drawn, minlength=11)[1:]
