@@ -8,22 +8,24 @@ from ml_collections import ConfigDict
 
 from spanbert_jax import settings
 from spanbert_jax.corpus.store import Shard, Split, open_corpus
+from spanbert_jax.corpus.tokenizers import STARTS
 from spanbert_jax.data.batch import Feed, SpecialIds
-from spanbert_jax.data.plan import load_plan
+from spanbert_jax.data.masking import RandomTokens
+from spanbert_jax.data.plan import PlanSettings, load_plan
 
 VOCAB_SIZE = 28_996
 # BERT's cased vocabulary: [PAD] 0, [UNK] 100, [CLS] 101, [SEP] 102, [MASK] 103.
-SPECIAL = SpecialIds(pad=0, cls=101, sep=102, mask=103)
+SPECIAL = SpecialIds(pad=0, unk=100, cls=101, sep=102, mask=103)
 _FIRST_WORD = 104
 # Pieces of a word, as BERT's vocabulary cuts English: 1.25 in the mean.
 _CONTINUED = 0.2
 
 
-def _starts_word() -> np.ndarray:
-    """Bool [V]: the upper fifth of the ids continue a word."""
-    starts = np.ones(VOCAB_SIZE, bool)
-    starts[-VOCAB_SIZE // 5 :] = False
-    return starts
+def _word_edges() -> np.ndarray:
+    """uint8 [V]: the upper fifth of the ids continue a word."""
+    edges = np.full(VOCAB_SIZE, STARTS, np.uint8)
+    edges[-VOCAB_SIZE // 5 :] = 0
+    return edges
 
 
 @functools.cache
@@ -65,17 +67,19 @@ def make_feed(config: ConfigDict, corpus: str, cache: Path) -> Feed:
     config.data.cache = str(cache)
     if corpus:
         return settings.feed(config, open_corpus(corpus), "train")
-    split, starts = make_split(8_000_000), _starts_word()
-    ratio = settings.mask_ratio(config)
-    length, packing = config.data.block_length, config.data.packing
+    split, edges = make_split(8_000_000), _word_edges()
+    plan_settings = PlanSettings(
+        config.data.block_length, settings.mask_ratio(config), config.data.packing
+    )
+    ids = np.arange(_FIRST_WORD, VOCAB_SIZE, dtype=np.int32)
     return Feed(
         split=split,
-        plan=load_plan(split, starts, length, ratio, packing, "generated", cache),
+        plan=load_plan(split, edges, SPECIAL.unk, plan_settings, "generated", cache),
         masking=settings.masking(config),
         special=SPECIAL,
-        starts_word=starts,
-        random_ids=np.arange(_FIRST_WORD, VOCAB_SIZE, dtype=np.int32),
-        block_length=length,
+        word_edges=edges,
+        random_tokens=RandomTokens(ids),
+        block_length=config.data.block_length,
         seed=config.train.seed,
         sbo_positions=config.sbo.positions,
         sbo_edges=config.sbo.edges == "use",

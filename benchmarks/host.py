@@ -54,15 +54,18 @@ def masking_rate(feed: Feed) -> float:
     ]
     chosen = np.concatenate(held)
     read = masked_blocks(feed, chosen, np.zeros_like(chosen))
-    continues = feed.plan.blocks.continues[chosen]
+    blocks = feed.plan.blocks
+    continued, continues = blocks.continued(chosen), blocks.continues[chosen]
     keys = counter.fold(counter.root_key(0), chosen)
 
     def work() -> None:
+        tokens, offsets, special = read.tokens, read.offsets, feed.special
+        edges, slots = feed.word_edges, feed.target_slots
         words = find_words(
-            read.tokens, read.offsets, continues, feed.starts_word, feed.target_slots
+            tokens, offsets, continued, continues, edges, special.unk, slots
         )
-        special, ids = feed.special, feed.random_ids
-        mask(read.tokens, read.offsets, words, keys, feed.masking, special.mask, ids)
+        choice = feed.masking, special.mask, feed.random_tokens
+        mask(tokens, offsets, words, keys, *choice)
 
     seconds = median_seconds(work, 3 * _REPEATS, time.process_time)
     return len(read.tokens) / seconds

@@ -27,14 +27,22 @@ def get_config() -> ConfigDict:
     data.corpus = ""  # directory made by spanbert_jax.prepare, or "embedded"
     data.block_length = 512  # tokens of a row, with [CLS] and [SEP]
     data.packing = False  # several blocks a row: up to 1.5 times the tokens a step
-    data.masking = "span"  # what is masked at a time: span, word, subword
-    data.replacement = "span"  # what one 80/10/10 draw covers: span, word, token
+    # What is masked at a time: span, word or subword; entity or noun_phrase take a
+    # corpus with tags.
+    data.masking = "span"
+    # What one 80/10/10 draw covers: span, word or token. "scheme": a token if masking
+    # is word or subword, as in BERT, else a span, as in SpanBERT.
+    data.replacement = "scheme"
     data.mask_ratio = 0.15  # share of a block's tokens to predict
     data.span_p = 0.2  # of the geometric distribution of span lengths
-    data.max_span_words = 10  # the distribution is renormalised over 1..this
+    data.max_span_words = 10  # renormalised over 1..this; longer tags are passed over
     data.max_tries = 64  # draws of a start for a span before the rest stays unused
+    data.tag_share = 0.5  # share of draws that take a tag; entity, noun_phrase
     data.mask_share = 0.8  # share of draws that put [MASK]
     data.random_share = 0.1  # share that puts random tokens; the rest is kept
+    # Odds of random tokens: "uniform", as in BERT; "corpus", as frequent as they are in
+    # the training text, as in the reference.
+    data.random_tokens = "uniform"
     data.eval_seed = 1_000  # of the held-out masks, the same for every train.seed
     data.workers = 2  # batches made at a time; changes no batch
     data.cache = ""  # directory for plans; "" = spanbert_jax in the user's cache

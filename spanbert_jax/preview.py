@@ -26,9 +26,11 @@ _BLOCKS = flags.DEFINE_integer("blocks", 3, "Blocks to show.", lower_bound=0)
 _EPOCH = flags.DEFINE_integer("epoch", 0, "Whose masks, from 0.", lower_bound=0)
 # Unset: as configs/default.py has it.
 _BLOCK_LENGTH = flags.DEFINE_integer("block_length", None, "With [CLS] and [SEP].")
-_MASKING = flags.DEFINE_string("masking", None, "span, word or subword.")
+_MASKING = flags.DEFINE_string(
+    "masking", None, "span, word, subword, entity or noun_phrase."
+)
 _REPLACEMENT = flags.DEFINE_string(
-    "replacement", None, "What one 80/10/10 draw covers: span, word or token."
+    "replacement", None, "What one 80/10/10 draw covers: span, word, token or scheme."
 )
 _MASK_RATIO = flags.DEFINE_float("mask_ratio", None, "Share of a block to predict.")
 _SEED = flags.DEFINE_integer(
@@ -55,17 +57,15 @@ def main(argv: Sequence[str]) -> None:
     if not _CORPUS.value:
         raise errors.InputError("--corpus is missing; it names the corpus to show")
     config = _config()
-    try:
-        settings.validate(config)
-        corpus = settings.open_corpus(config)
-    except errors.InputError as error:
-        raise errors.InputError(_with_flags(str(error))) from error
     # Whatever the terminal cannot show is spelt out.
     sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        for line in _preview(config, corpus):
+        settings.validate(config)
+        for line in _preview(config, settings.open_corpus(config)):
             print(line)
         sys.stdout.flush()
+    except errors.InputError as error:
+        raise errors.InputError(_with_flags(str(error))) from error
     except BrokenPipeError:
         # The reader, "head" perhaps, has seen enough; nor can Python flush at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -96,12 +96,13 @@ def _preview(config: ConfigDict, corpus: Corpus) -> Iterator[str]:
     plain = bool(os.environ.get("NO_COLOR")) or not sys.stdout.isatty()
     paint = describe.in_plain if plain else describe.in_colour
     width = min(shutil.get_terminal_size((_WIDTH, 0)).columns, _WIDTH)
+    # First, so that an error comes before all else.
+    feed = settings.feed(config, corpus, _SPLIT.value)
     yield from describe.describe_corpus(corpus, paint)
     yield ""
     if not corpus.split(_SPLIT.value).num_documents:
         yield f"{_SPLIT.value} holds no document: no block to show"
         return
-    feed = settings.feed(config, corpus, _SPLIT.value)
     config.data.packing = True
     packed = settings.feed(config, corpus, _SPLIT.value).plan
     yield from describe.describe_blocks(

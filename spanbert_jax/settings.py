@@ -11,10 +11,10 @@ from ml_collections import ConfigDict
 
 from spanbert_jax.corpus import store
 from spanbert_jax.corpus.build import embedded_corpus
-from spanbert_jax.corpus.store import Corpus
+from spanbert_jax.corpus.store import Corpus, Split
 from spanbert_jax.data.batch import Feed, SpecialIds
-from spanbert_jax.data.masking import SCHEMES, Masking
-from spanbert_jax.data.plan import load_plan
+from spanbert_jax.data.masking import SCHEMES, Masking, RandomTokens
+from spanbert_jax.data.plan import PlanSettings, load_plan
 from spanbert_jax.errors import InputError, StorageError
 
 if TYPE_CHECKING:
@@ -106,6 +106,7 @@ _RULES: list[Rule] = [
     ),
     (
         (
+            "data.tag_share",
             "data.mask_share",
             "data.random_share",
         ),
@@ -133,8 +134,13 @@ _RULES: list[Rule] = [
     (("data.masking",), f"one of {', '.join(SCHEMES)}", SCHEMES.__contains__),
     (
         ("data.replacement",),
-        "one of span, word, token",
-        ("span", "word", "token").__contains__,
+        "one of scheme, span, word, token",
+        ("scheme", "span", "word", "token").__contains__,
+    ),
+    (
+        ("data.random_tokens",),
+        "one of uniform, corpus",
+        ("uniform", "corpus").__contains__,
     ),
     (("sbo.edges",), "one of use, skip", ("use", "skip").__contains__),
     (
@@ -206,15 +212,19 @@ def mask_ratio(config: ConfigDict) -> Fraction:
 
 
 def masking(config: ConfigDict) -> Masking:
-    """The masking recipe."""
+    """The masking recipe; replacement "scheme" as what it stands for."""
     data = config.data
+    replacement = data.replacement
+    if replacement == "scheme":
+        replacement = SCHEMES[data.masking].replacement
     return Masking(
         scheme=data.masking,
-        replacement=data.replacement,
+        replacement=replacement,
         ratio=mask_ratio(config),
         span_p=data.span_p,
         max_span_words=data.max_span_words,
         max_tries=data.max_tries,
+        tag_share=data.tag_share,
         mask_share=data.mask_share,
         random_share=data.random_share,
     )
@@ -253,39 +263,62 @@ def feed(config: ConfigDict, corpus: Corpus, split: str) -> Feed:
     """The feed of a split: "train", or "valid" with the masks of data.eval_seed.
 
     Raises:
-        InputError: a datum is wrong.
+        InputError: a datum is wrong, or the corpus lacks the tags of the scheme.
         StorageError: the plan cannot be kept in the cache.
     """
     tokenizer = corpus.tokenizer
     held_out = split == "valid"
-    plan = load_plan(
-        corpus.split(split),
-        tokenizer.starts_word,
-        config.data.block_length,
-        mask_ratio(config),
-        config.data.packing,
-        corpus.fingerprint,
-        cache_directory(config),
+    text = corpus.split(split)
+    _check_tags(config, corpus, text)
+    plan_settings = PlanSettings(
+        block_length=config.data.block_length,
+        ratio=mask_ratio(config),
+        packing=config.data.packing,
         subset=config.eval.max_blocks if held_out else 0,
         subset_seed=config.data.eval_seed,
     )
     return Feed(
-        split=corpus.split(split),
-        plan=plan,
+        split=text,
+        plan=load_plan(
+            text,
+            tokenizer.word_edges,
+            tokenizer.unk_id,
+            plan_settings,
+            corpus.fingerprint,
+            cache_directory(config),
+        ),
         masking=masking(config),
         special=SpecialIds(
             pad=tokenizer.pad_id,
+            unk=tokenizer.unk_id,
             cls=tokenizer.cls_id,
             sep=tokenizer.sep_id,
             mask=tokenizer.mask_id,
         ),
-        starts_word=tokenizer.starts_word,
-        random_ids=tokenizer.replacement_ids,
+        word_edges=tokenizer.word_edges,
+        random_tokens=_random_tokens(config, corpus),
         block_length=config.data.block_length,
         seed=config.data.eval_seed if held_out else config.train.seed,
         sbo_positions=config.sbo.positions,
         sbo_edges=config.sbo.edges == "use",
     )
+
+
+def _check_tags(config: ConfigDict, corpus: Corpus, split: Split) -> None:
+    name = SCHEMES[config.data.masking].tags
+    if name and not all(name in shard.tags for shard in split.shards):
+        raise InputError(
+            f"data.masking is {config.data.masking!r}, but"
+            f" data.corpus={corpus.directory} holds no {name.replace('_', ' ')}; build"
+            f" it with --tags={name}"
+        )
+
+
+def _random_tokens(config: ConfigDict, corpus: Corpus) -> RandomTokens:
+    ids = corpus.tokenizer.replacement_ids
+    if config.data.random_tokens == "uniform":
+        return RandomTokens(ids)
+    return RandomTokens.by_frequency(ids, corpus.unigram_counts)
 
 
 def model(config: ConfigDict, vocab_size: int) -> "SpanBert":

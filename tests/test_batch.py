@@ -13,6 +13,7 @@ from spanbert_jax.data.batch import (
     batch_spec,
     empty_batch,
     make_batch,
+    masked_blocks,
 )
 from spanbert_jax.data.masking import SCHEMES
 from spanbert_jax.errors import InputError
@@ -23,7 +24,7 @@ LENGTH, SLOTS = 64, 16
 @pytest.fixture(scope="module")
 def split() -> Split:
     lengths = np.random.default_rng(1).lognormal(4, 1.2, 150).astype(int) + 1
-    return text.random_split(1, [*lengths, 1, 1, 2, 3], shards=3)
+    return text.random_split(1, [*lengths, *[1, 2, 3] * 20], shards=3, unknown=0.03)
 
 
 def all_rows(feed: Feed, epoch: int = 0) -> Batch:
@@ -104,12 +105,15 @@ def test_segments_count_from_one_and_positions_from_zero(
 
 
 @pytest.mark.parametrize("packing", [True, False])
-def test_special_tokens_and_padding_are_never_targets(
-    split: Split, packing: bool
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_special_and_unknown_tokens_and_padding_are_never_targets(
+    split: Split, packing: bool, scheme: str
 ) -> None:
-    feed = text.make_feed(split, packing=packing)
+    masking = dataclasses.replace(text.PAPER, scheme=scheme)
+    feed = text.make_feed(split, packing=packing, masking=masking)
     batch, plain = all_rows(feed), plain_rows(feed)["token_ids"]
     special = plain < text.FIRST_WORD
+    assert (plain == text.SPECIAL.unk).any()
     assert not (special & target_mask(batch)).any()
     np.testing.assert_array_equal(batch["token_ids"][special], plain[special])
 
@@ -122,16 +126,29 @@ def test_each_target_has_one_slot(split: Split, packing: bool) -> None:
     ):
         held = positions[weights > 0]
         assert held.tolist() == sorted(set(held.tolist()))
-        assert len(held) >= 1
         assert weights.tolist() == [1] * len(held) + [0] * (SLOTS - len(held))
 
 
 @pytest.mark.parametrize("packing", [True, False])
-def test_every_block_has_a_target(split: Split, packing: bool) -> None:
-    batch = all_rows(text.make_feed(split, packing=packing))
-    masked = target_mask(batch)
-    for segments, mask in zip(batch["segment_ids"], masked, strict=True):
-        assert set(segments[mask].tolist()) == set(segments[segments > 0].tolist())
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_block_has_a_target_unless_its_words_are_unknown(
+    split: Split, packing: bool, scheme: str
+) -> None:
+    masking = dataclasses.replace(text.PAPER, scheme=scheme)
+    feed = text.make_feed(split, packing=packing, masking=masking)
+    masked = target_mask(all_rows(feed))
+    bare = 0
+    for row, mask in enumerate(masked):
+        begin = 0
+        for block in blocks_of_row(feed, row):
+            tokens = text.block_text(split, feed.plan.blocks, block)
+            end = begin + len(tokens) + 2
+            word = np.cumsum(text.STARTS_WORD[tokens])
+            known = ~np.isin(word, word[tokens == text.SPECIAL.unk])
+            assert mask[begin:end].any() == known.any()
+            bare += not known.any()
+            begin = end
+    assert bare > 0
 
 
 @pytest.mark.parametrize("packing", [True, False])
@@ -193,13 +210,13 @@ def test_empty_slots_hold_zero(split: Split, packing: bool) -> None:
 
 
 def test_padding_has_the_pad_id_and_no_segment(split: Split) -> None:
-    special = dataclasses.replace(text.SPECIAL, pad=4)
+    special = dataclasses.replace(text.SPECIAL, pad=5)
     feed = dataclasses.replace(text.make_feed(split, packing=False), special=special)
     batch = all_rows(feed)
     padding = batch["segment_ids"] == 0
     assert padding.any()
-    assert (batch["token_ids"][padding] == 4).all()
-    assert (batch["token_ids"][~padding] != 4).all()
+    assert (batch["token_ids"][padding] == 5).all()
+    assert (batch["token_ids"][~padding] != 5).all()
     assert not batch["position_ids"][padding].any()
 
 
@@ -302,6 +319,65 @@ def test_words_beyond_the_slots_and_beyond_a_block_make_a_batch() -> None:
     row, slot = np.nonzero(batch["target_weights"])
     restored[row, batch["target_positions"][row, slot]] = batch["target_ids"][row, slot]
     np.testing.assert_array_equal(restored, plain_rows(feed)["token_ids"])
+
+
+# Tags.
+
+
+@pytest.mark.parametrize(
+    ("scheme", "name"), [("entity", "entities"), ("noun_phrase", "noun_phrases")]
+)
+def test_blocks_have_the_tags_that_lie_wholly_inside(
+    split: Split, scheme: str, name: str
+) -> None:
+    masking = dataclasses.replace(text.PAPER, scheme=scheme)
+    feed = text.make_feed(split, block_length=16, masking=masking)
+    blocks = feed.plan.blocks
+    chosen = np.random.default_rng(2).permutation(len(blocks))[: len(blocks) // 2]
+    masked = masked_blocks(feed, chosen, np.zeros_like(chosen))
+    words = masked.words
+    expected, without = [], 0
+    for place, block in enumerate(chosen):
+        start = int(blocks.start[block])
+        stop = start + int(blocks.length[block])
+        begin, before = int(masked.offsets[place]), len(expected)
+        for first, last in split.shards[blocks.shard[block]].tags[name].tolist():
+            if start <= first and last <= stop:
+                low, high = first - start + begin, last - start + begin
+                # Outward, to the words' borders.
+                while low not in words.offsets:
+                    low -= 1
+                while high not in words.offsets:
+                    high += 1
+                if [low, high] not in expected:
+                    expected.append([low, high])
+        without += len(expected) == before
+    assert words.offsets[words.tags].tolist() == expected
+    assert 0 < without < len(chosen)
+    # Of 14 tokens or fewer; tags are as long as 20.
+    longest = max(int(np.diff(shard.tags[name]).max()) for shard in split.shards)
+    assert longest > 14
+
+
+def test_the_span_scheme_reads_no_tags(split: Split) -> None:
+    bare = [dataclasses.replace(shard, tags={}) for shard in split.shards]
+    one = all_rows(text.make_feed(split))
+    other = all_rows(text.make_feed(Split("train", tuple(bare))))
+    for key in one:
+        np.testing.assert_array_equal(one[key], other[key])
+
+
+def test_tags_of_some_shards_only_may_be_none(split: Split) -> None:
+    first = dataclasses.replace(
+        split.shards[0], tags={"entities": np.zeros((0, 2), np.int64)}
+    )
+    masking = dataclasses.replace(text.PAPER, scheme="entity")
+    mixed = Split("train", (first, *split.shards[1:]))
+    feed = text.make_feed(mixed, masking=masking)
+    everything = np.arange(len(feed.plan.blocks))
+    masked = masked_blocks(feed, everything, np.zeros_like(everything))
+    tagged = np.searchsorted(masked.words.first, masked.words.tags[:, 0], "right") - 1
+    assert set(feed.plan.blocks.shard[tagged].tolist()) == {1, 2}
 
 
 # 4294967295 is what a negative id becomes in an array of unsigned integers.

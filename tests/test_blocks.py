@@ -1,5 +1,6 @@
 """Blocks, the words in them and their budgets."""
 
+import itertools
 import math
 from fractions import Fraction
 
@@ -8,22 +9,31 @@ import pytest
 
 import text
 from spanbert_jax.corpus.store import Shard
+from spanbert_jax.corpus.tokenizers import ENDS, STARTS
 from spanbert_jax.data.blocks import (
     Blocks,
     Words,
     cut_shard,
     find_words,
+    shortest_words,
+    tag_words,
     target_budget,
     target_slots,
+    word_starts,
 )
 from spanbert_jax.errors import InputError
 
 CAPACITY = 510
+UNK = text.SPECIAL.unk
 
 
-def cut(documents: list[np.ndarray], block_length: int = 512) -> tuple[Shard, Blocks]:
+def cut(
+    documents: list[np.ndarray],
+    block_length: int = 512,
+    edges: np.ndarray = text.WORD_EDGES,
+) -> tuple[Shard, Blocks]:
     shard = text.make_shard(documents)
-    return shard, cut_shard(shard, 0, text.STARTS_WORD, block_length, text.RATIO)
+    return shard, cut_shard(shard, 0, edges, UNK, block_length, text.RATIO)
 
 
 def word_sizes(words: Words, block: int) -> list[int]:
@@ -31,9 +41,35 @@ def word_sizes(words: Words, block: int) -> list[int]:
     return np.diff(words.offsets[begin : end + 1]).tolist()
 
 
-def words_of_blocks(shard: Shard, blocks: Blocks, slots: int) -> Words:
+def words_of_blocks(
+    shard: Shard, blocks: Blocks, slots: int, edges: np.ndarray = text.WORD_EDGES
+) -> Words:
     offsets = np.append(blocks.start, len(shard.tokens))
-    return find_words(shard.tokens, offsets, blocks.continues, text.STARTS_WORD, slots)
+    continued = blocks.continued(np.arange(len(blocks)))
+    return find_words(
+        shard.tokens, offsets, continued, blocks.continues, edges, UNK, slots
+    )
+
+
+def whole_words(tokens: np.ndarray, slots: int = 80) -> Words:
+    """The words of one block that is no part of a word."""
+    no, offsets = np.zeros(1, bool), np.array([0, len(tokens)])
+    return find_words(tokens, offsets, no, no, text.WORD_EDGES, UNK, slots)
+
+
+def plain_starts(tokens: list[int], edges: np.ndarray) -> list[bool]:
+    """Token by token: what begins a word in a document."""
+    starts = [True]
+    for before, token in itertools.pairwise(tokens):
+        starts.append(bool(edges[token] & STARTS or edges[before] & ENDS))
+    return starts
+
+
+def random_edges(seed: int) -> np.ndarray:
+    """Edges of all four kinds, most of them none."""
+    rng = np.random.default_rng(seed)
+    kinds = [0, STARTS, ENDS, STARTS | ENDS]
+    return rng.choice(kinds, text.VOCAB_SIZE, p=[0.6, 0.2, 0.1, 0.1]).astype(np.uint8)
 
 
 def greedy_lengths(sizes: list[int], capacity: int) -> list[int]:
@@ -140,9 +176,9 @@ def test_pieces_of_a_cut_word_are_words_and_its_neighbours_stay_whole() -> None:
 
 def test_pieces_of_a_word_that_goes_on_in_the_next_block_are_words() -> None:
     tokens = text.words_of([2, 3, 9])
-    words = find_words(
-        tokens, np.array([0, 10, 14]), np.array([True, False]), text.STARTS_WORD, 80
-    )
+    continued, continues = np.array([False, True]), np.array([True, False])
+    edges, offsets = text.WORD_EDGES, np.array([0, 10, 14])
+    words = find_words(tokens, offsets, continued, continues, edges, UNK, 80)
     assert word_sizes(words, 0) == [2, 3, 1, 1, 1, 1, 1]
     assert word_sizes(words, 1) == [1, 1, 1, 1]
 
@@ -183,6 +219,149 @@ def test_a_document_that_begins_inside_a_word_is_cut_and_kept() -> None:
     assert word_sizes(words, 2) == [1] * 9 + [2, 3]
 
 
+def test_a_document_that_begins_with_a_later_piece_begins_with_a_word() -> None:
+    shard, blocks = cut([text.words_of([2]), text.words_of([5, 1])[1:]])
+    words = words_of_blocks(shard, blocks, slots=80)
+    assert word_sizes(words, 1) == [4, 1]
+
+
+# Word edges.
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_words_begin_where_a_plain_reading_of_the_edges_says(seed: int) -> None:
+    rng, edges = np.random.default_rng(seed), random_edges(seed)
+    documents = [
+        rng.integers(text.FIRST_WORD, text.VOCAB_SIZE, n).astype(np.uint16)
+        for n in rng.integers(1, 60, 200)
+    ]
+    # A block holds any of these documents: no word is cut.
+    shard, blocks = cut(documents, edges=edges)
+    words = words_of_blocks(shard, blocks, slots=80, edges=edges)
+    expected = np.concatenate([plain_starts(one.tolist(), edges) for one in documents])
+    np.testing.assert_array_equal(words.offsets[:-1], np.flatnonzero(expected))
+    assert words.offsets[words.first].tolist() == shard.documents.tolist()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_blocks_end_where_a_plain_reading_of_the_edges_says(seed: int) -> None:
+    rng, edges = np.random.default_rng(seed), random_edges(seed)
+    documents, expected, continues = [], [], []
+    for _ in range(100):
+        tokens = rng.integers(text.FIRST_WORD, text.VOCAB_SIZE, rng.integers(1, 60))
+        documents.append(tokens.astype(np.uint16))
+        starts = plain_starts(tokens.tolist(), edges)
+        sizes = np.diff([*np.flatnonzero(starts), len(starts)]).tolist()
+        lengths = greedy_lengths(sizes, 6)
+        expected += lengths
+        continues += [not starts[end] for end in np.cumsum(lengths)[:-1]] + [False]
+    shard, blocks = cut(documents, block_length=8, edges=edges)
+    assert blocks.length.tolist() == expected
+    assert blocks.continues.tolist() == continues
+    assert sum(continues) > 10
+    chosen = rng.permutation(len(blocks))
+    after = np.append(False, continues)[chosen]
+    np.testing.assert_array_equal(blocks.continued(chosen), after)
+    # No word that was cut is masked as one: its pieces are words, others are whole.
+    words = words_of_blocks(shard, blocks, slots=8, edges=edges)
+    ends = np.cumsum(expected)
+    for block in range(len(blocks)):
+        tokens = shard.tokens[ends[block] - expected[block] : ends[block]].tolist()
+        starts = plain_starts(tokens, edges)
+        sizes = np.diff([*np.flatnonzero(starts), len(starts)]).tolist()
+        if block and continues[block - 1]:
+            sizes[:1] = [1] * sizes[0]
+        if continues[block]:
+            sizes[-1:] = [1] * sizes[-1]
+        assert word_sizes(words, block) == sizes
+
+
+def test_an_end_of_a_word_counts_for_nothing_across_a_border() -> None:
+    edges = np.zeros(text.VOCAB_SIZE, np.uint8)
+    edges[11] = ENDS
+    # What ends the first block's word says nothing of the second block's.
+    tokens = np.array([12, 11, 12, 12], np.uint16)
+    no = np.zeros(2, bool)
+    words = find_words(tokens, np.array([0, 2, 4]), no, no, edges, UNK, 80)
+    assert words.offsets.tolist() == [0, 2, 4]
+    # In one text it would: a word begins behind 11. The first token says none does.
+    assert word_starts(tokens, edges).tolist() == [False, False, True, False]
+
+
+# Words that hold [UNK].
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_words_with_the_unknown_id_are_found(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    lengths = [*rng.integers(1, 4, 50), *rng.integers(1, 100, 50)]
+    shard, blocks = cut([text.random_text(rng, n, 6, 0.1) for n in lengths])
+    words = words_of_blocks(shard, blocks, slots=80)
+    expected = [
+        number
+        for number, (begin, end) in enumerate(itertools.pairwise(words.offsets))
+        if UNK in shard.tokens[begin:end]
+    ]
+    assert words.unknown.tolist() == expected
+    shortest, sizes = [], np.diff(words.offsets)
+    for begin, end in itertools.pairwise(words.first.tolist()):
+        known = [sizes[word] for word in range(begin, end) if word not in expected]
+        shortest.append(min(known, default=0))
+    assert shortest_words(words).tolist() == shortest
+    assert 0 in shortest
+    budget = target_budget(blocks.length, text.RATIO).tolist()
+    assert blocks.most_targets.tolist() == [
+        max(most, least) if least else 0
+        for most, least in zip(budget, shortest, strict=True)
+    ]
+
+
+def test_a_long_word_is_in_pieces_where_all_others_hold_the_unknown_id() -> None:
+    tokens = text.words_of([3, 100, 2])
+    tokens[[1, 104]] = UNK
+    # An [UNK] begins a word: the words of 3 and 2 pieces become two each.
+    assert word_sizes(whole_words(tokens), 0) == [1, 2, 100, 1, 1]
+    tokens[[0, 103]] = UNK
+    words = whole_words(tokens)
+    assert word_sizes(words, 0) == [1, 2, *[1] * 100, 1, 1]
+    assert words.unknown.tolist() == [0, 1, 102, 103]
+
+
+def test_a_block_of_words_with_the_unknown_id_is_left_whole() -> None:
+    tokens = text.words_of([100, 90])
+    tokens[[0, 100]] = UNK
+    words = whole_words(tokens)
+    assert word_sizes(words, 0) == [100, 90]
+    assert words.unknown.tolist() == [0, 1]
+    _, blocks = cut([tokens])
+    assert blocks.most_targets.tolist() == [0]
+
+
+# Tags.
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_tags_are_snapped_outward_to_whole_words(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    tokens = text.random_text(rng, 2000)
+    tags = text.random_tags(rng, 2000)
+    words = tag_words(whole_words(tokens, slots=2000), tags)
+    borders = words.offsets.tolist()
+    expected = []
+    for begin, end in tags.tolist():
+        first = max(word for word in range(len(borders) - 1) if borders[word] <= begin)
+        last = min(word for word in range(1, len(borders)) if borders[word] >= end)
+        if [first, last] not in expected:
+            expected.append([first, last])
+    assert words.tags.tolist() == expected
+    assert len(expected) < len(tags)
+
+
+def test_no_tags_are_none() -> None:
+    words = tag_words(whole_words(text.words_of([1, 2])), np.zeros((0, 2), np.int64))
+    assert words.tags.shape == (0, 2)
+
+
 def test_documents_of_one_token_are_blocks_of_one_target() -> None:
     _, blocks = cut([text.words_of([1])] * 4)
     assert blocks.length.tolist() == [1] * 4
@@ -193,7 +372,7 @@ def test_documents_of_one_token_are_blocks_of_one_target() -> None:
 def test_a_shard_without_documents_has_no_blocks() -> None:
     nothing = np.zeros(1, np.int64)
     shard = Shard("train-00000", np.zeros(0, np.uint16), nothing, nothing)
-    assert len(cut_shard(shard, 0, text.STARTS_WORD, 512, text.RATIO)) == 0
+    assert len(cut_shard(shard, 0, text.WORD_EDGES, UNK, 512, text.RATIO)) == 0
 
 
 @pytest.mark.parametrize("ratio", [Fraction(3, 20), Fraction(1, 3), Fraction(1)])
@@ -226,7 +405,7 @@ def test_an_id_outside_the_vocabulary_names_shard_and_document(place: int) -> No
     shard = text.make_shard(documents, "train-00007")
     message = f"id {text.VOCAB_SIZE} in document 2 of shard train-00007"
     with pytest.raises(InputError, match=message):
-        cut_shard(shard, 7, text.STARTS_WORD, 512, text.RATIO)
+        cut_shard(shard, 7, text.WORD_EDGES, UNK, 512, text.RATIO)
 
 
 def test_the_last_id_of_the_vocabulary_is_inside() -> None:

@@ -79,6 +79,12 @@ def test_below_reaches_both_ends_and_no_further() -> None:
         assert counter.below(extremes, bound).tolist() == [0, bound - 1]
 
 
+def test_shares_are_the_upper_bits_and_below_one() -> None:
+    bits = np.array([0, 2**63, 2**62, 2**64 - 1, 2**11], np.uint64)
+    shares = counter.share(bits)
+    assert shares.tolist() == [0, 0.5, 0.25, 1 - 2**-53, 2**-53]
+
+
 def test_permute_is_a_bijection_for_small_sizes() -> None:
     for size in range(1, 301):
         for seed in range(3):

@@ -2,8 +2,10 @@
 
 import dataclasses
 import functools
+import itertools
 import math
 import random
+from collections.abc import Iterator
 from fractions import Fraction
 
 import numpy as np
@@ -11,14 +13,29 @@ import pytest
 from scipy import stats
 
 import text
-from simulation import simulate
+from simulation import simulate, simulate_tags
 from spanbert_jax.data import counter, masking
-from spanbert_jax.data.blocks import Words, cut_shard, find_words, shortest_words
-from spanbert_jax.data.masking import KEEP, MASK, RANDOM, Masking, Masks
+from spanbert_jax.data.blocks import Words, cut_shard, find_words, tag_words
+from spanbert_jax.data.masking import (
+    KEEP,
+    MASK,
+    RANDOM,
+    Masking,
+    Masks,
+    RandomTokens,
+)
+from spanbert_jax.errors import InputError
 
 P_VALUE = 0.001
 LENGTHS = (1, 2, 3, 7, 31, 510)
 SCHEMES = tuple(masking.SCHEMES)
+# Those whose spans are the units that were drawn, and never touch.
+APART = ("span", "entity", "noun_phrase")
+# [UNK] as a piece among others, not as a word's begin.
+INNER_UNK_EDGES = np.where(
+    np.arange(text.VOCAB_SIZE) == text.SPECIAL.unk, 0, text.WORD_EDGES
+).astype(np.uint8)
+UNKNOWN = 0.03
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,20 +58,53 @@ class Case:
         """The number of each target's span."""
         return np.unique(self.masks.span_begin, return_inverse=True)[1]
 
+    @functools.cached_property
+    def used(self) -> np.ndarray:
+        """The number of targets of each block."""
+        return np.bincount(self.block, minlength=len(self.budget))
+
+    @functools.cached_property
+    def unknown(self) -> np.ndarray:
+        """Whether each word holds [UNK]."""
+        begins = self.words.offsets[:-1]
+        return np.logical_or.reduceat(self.tokens == text.SPECIAL.unk, begins)
+
+    @functools.cached_property
+    def shortest(self) -> np.ndarray:
+        """Tokens of each block's shortest word without [UNK]; 1000 if it has none."""
+        sizes = np.where(self.unknown, 1000, np.diff(self.words.offsets))
+        return np.minimum.reduceat(sizes, self.words.first[:-1])
+
 
 def block_keys(blocks: np.ndarray, epoch: int = 0) -> np.ndarray:
     key = counter.fold(counter.root_key(17), counter.MASKS)
     return counter.fold(counter.fold(key, epoch), blocks)
 
 
-def mask_texts(texts: list[np.ndarray], recipe: Masking, keys: np.ndarray) -> Case:
+def whole_words(
+    tokens: np.ndarray, offsets: np.ndarray, edges: np.ndarray = text.WORD_EDGES
+) -> Words:
+    """The words of blocks that are no parts of words, with 80 slots."""
+    cut = np.zeros(len(offsets) - 1, bool)
+    return find_words(tokens, offsets, cut, cut, edges, text.SPECIAL.unk, 80)
+
+
+def mask_texts(
+    texts: list[np.ndarray],
+    recipe: Masking,
+    keys: np.ndarray,
+    tags: list[np.ndarray] | None = None,
+    edges: np.ndarray = text.WORD_EDGES,
+    random_tokens: RandomTokens = text.RANDOM_TOKENS,
+) -> Case:
     tokens = np.concatenate(texts).astype(np.int32)
     offsets = np.cumsum([0, *map(len, texts)])
-    continues = np.zeros(len(texts), bool)
-    words = find_words(tokens, offsets, continues, text.STARTS_WORD, 80)
-    masks = masking.mask(
-        tokens, offsets, words, keys, recipe, text.SPECIAL.mask, text.RANDOM_IDS
-    )
+    words = whole_words(tokens, offsets, edges)
+    if tags:
+        moved = [one + begin for one, begin in zip(tags, offsets[:-1], strict=True)]
+        words = tag_words(words, np.concatenate(moved))
+    mask_id = text.SPECIAL.mask
+    masks = masking.mask(tokens, offsets, words, keys, recipe, mask_id, random_tokens)
     budget = np.array([math.ceil(recipe.ratio * len(one)) for one in texts])
     return Case(tokens, offsets, words, budget, masks)
 
@@ -62,35 +112,77 @@ def mask_texts(texts: list[np.ndarray], recipe: Masking, keys: np.ndarray) -> Ca
 @functools.cache
 def mixed_texts() -> list[np.ndarray]:
     rng = np.random.default_rng(0)
-    return [text.random_text(rng, n) for n in rng.choice(LENGTHS, 10_000)]
+    lengths = rng.choice(LENGTHS, 10_000)
+    return [text.random_text(rng, n, unknown=UNKNOWN) for n in lengths]
+
+
+@functools.cache
+def mixed_tags() -> list[np.ndarray]:
+    rng = np.random.default_rng(10)
+    return [text.random_tags(rng, len(one)) for one in mixed_texts()]
 
 
 @functools.cache
 def mixed_case(scheme: str, replacement: str = "span", epoch: int = 0) -> Case:
-    """10,000 blocks of the lengths above."""
+    """10,000 blocks of the lengths above, with [UNK]s and tags."""
     recipe = dataclasses.replace(text.PAPER, scheme=scheme, replacement=replacement)
-    return mask_texts(mixed_texts(), recipe, block_keys(np.arange(10_000), epoch))
+    keys = block_keys(np.arange(10_000), epoch)
+    return mask_texts(mixed_texts(), recipe, keys, mixed_tags())
 
 
 @functools.cache
-def full_case(most_pieces: int) -> Case:
+def full_case(most_pieces: int, unknown: float = 0.0) -> Case:
     """10,000 blocks of 510 tokens, the paper's scheme."""
     rng = np.random.default_rng(1)
-    tokens = [text.random_text(rng, 510, most_pieces) for _ in range(10_000)]
+    tokens = [text.random_text(rng, 510, most_pieces, unknown) for _ in range(10_000)]
     return mask_texts(tokens, text.PAPER, block_keys(np.arange(10_000)))
 
 
 @functools.cache
-def simulated(most_pieces: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def simulated(
+    most_pieces: int, unknown: float = 0.0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Of `full_case`: the spans' lengths, starts and their blocks' words."""
-    words = full_case(most_pieces).words
-    sizes = np.diff(words.offsets)
     rng = random.Random(2)
     found = []
-    for begin, end in zip(words.first[:-1], words.first[1:], strict=True):
-        spans = simulate(sizes[begin:end].tolist(), rng)
-        found += [(last - first, first, end - begin) for first, last in spans]
+    for sizes, holders, _ in plain_blocks(full_case(most_pieces, unknown)):
+        spans = simulate(sizes, rng, holders)
+        found += [(last - first, first, len(sizes)) for first, last in spans]
     return tuple(np.array(found).T)
+
+
+@functools.cache
+def tagged_case(most_pieces: int, unknown: float, tag_share: float) -> Case:
+    """2,000 blocks of 510 tokens, tags and words."""
+    rng = np.random.default_rng(11)
+    texts = [text.random_text(rng, 510, most_pieces, unknown) for _ in range(2000)]
+    tags = [text.random_tags(rng, 510, 0.1, 8) for _ in range(2000)]
+    recipe = dataclasses.replace(text.PAPER, scheme="entity", tag_share=tag_share)
+    return mask_texts(texts, recipe, block_keys(np.arange(2000)), tags)
+
+
+def plain_blocks(
+    case: Case,
+) -> Iterator[tuple[list[int], set[int], list[tuple[int, int]]]]:
+    """Of each block the words' sizes, those that hold [UNK], and the tags in words."""
+    words = case.words
+    sizes = np.diff(words.offsets)
+    for begin, end in itertools.pairwise(words.first.tolist()):
+        mine = (words.tags[:, 0] >= begin) & (words.tags[:, 0] < end)
+        yield (
+            sizes[begin:end].tolist(),
+            set(np.flatnonzero(case.unknown[begin:end]).tolist()),
+            [(first, last) for first, last in (words.tags[mine] - begin).tolist()],
+        )
+
+
+def tags_inside(rng: np.random.Generator, offsets: np.ndarray) -> np.ndarray:
+    """Random tags of blocks, none across a border."""
+    parts = [
+        begin + text.random_tags(rng, end - begin)
+        for begin, end in itertools.pairwise(offsets.tolist())
+    ]
+    return np.concatenate(parts)
 
 
 def placed(case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -113,27 +205,57 @@ def same_distribution(one: np.ndarray, other: np.ndarray, bins: int) -> float:
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_budget_is_kept_but_for_one_shortest_word(scheme: str) -> None:
     case = mixed_case(scheme)
-    used = np.bincount(case.block, minlength=len(case.budget))
-    over = used > case.budget
+    over = case.used > case.budget
     assert over.any() == (scheme != "subword")
-    np.testing.assert_array_equal(used[over], shortest_words(case.words)[over])
+    np.testing.assert_array_equal(case.used[over], case.shortest[over])
     _, first = np.unique(case.masks.span_begin, return_index=True)
     spans = np.bincount(case.block[first], minlength=len(case.budget))
     assert (spans[over] == 1).all()
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_no_block_is_without_a_target(scheme: str) -> None:
+def test_no_block_is_without_a_target_but_of_unknown_words(scheme: str) -> None:
     case = mixed_case(scheme)
-    assert np.bincount(case.block, minlength=len(case.budget)).min() >= 1
+    whole = np.logical_and.reduceat(case.unknown, case.words.first[:-1])
+    assert whole.any()
+    np.testing.assert_array_equal(case.used == 0, whole)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_unused_budget_is_counted(scheme: str) -> None:
     case = mixed_case(scheme)
-    used = np.bincount(case.block, minlength=len(case.budget))
-    expected = np.maximum(case.budget - used, 0)
+    expected = np.maximum(case.budget - case.used, 0)
     np.testing.assert_array_equal(case.masks.unused, expected)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("edges", [text.WORD_EDGES, INNER_UNK_EDGES])
+def test_no_token_of_a_word_with_the_unknown_id_is_a_target(
+    scheme: str, edges: np.ndarray
+) -> None:
+    recipe = dataclasses.replace(text.PAPER, scheme=scheme, ratio=Fraction(2, 5))
+    texts, tags = mixed_texts()[:2000], mixed_tags()[:2000]
+    case = mask_texts(texts, recipe, block_keys(np.arange(2000)), tags, edges)
+    targets = set(case.masks.target.tolist())
+    starts = ((edges[case.tokens] & 1) > 0).tolist()
+    word: list[int] = []
+    held, seen = 0, 0
+    for place, token in enumerate([*case.tokens.tolist(), -1]):
+        if token < 0 or starts[place] or place in case.offsets:
+            seen += text.SPECIAL.unk in word
+            if text.SPECIAL.unk in word:
+                held += len(targets.intersection(range(place - len(word), place)))
+            word = []
+        word.append(token)
+    assert seen > 1000
+    assert held == 0
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_word_with_the_unknown_id_may_be_a_boundary(scheme: str) -> None:
+    case = mixed_case(scheme)
+    inside = case.masks.span_end[~np.isin(case.masks.span_end, case.offsets)]
+    assert (case.tokens[inside] == text.SPECIAL.unk).any()
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -155,7 +277,7 @@ def test_a_span_lies_in_one_block(scheme: str) -> None:
     np.testing.assert_array_equal(begin, end)
 
 
-@pytest.mark.parametrize("scheme", ["span", "word"])
+@pytest.mark.parametrize("scheme", [*APART, "word"])
 def test_spans_begin_and_end_at_word_borders(scheme: str) -> None:
     case = mixed_case(scheme)
     border = np.append(text.STARTS_WORD[case.tokens], True)
@@ -175,16 +297,22 @@ def test_targets_never_exceed_what_the_packer_counts_on(scheme: str) -> None:
     longest = rng.choice([2, 8, 12, 40, 90], 500)
     sizes = [rng.integers(1, most + 1, 20) for most in longest]
     shard = text.make_shard([text.words_of(one.tolist()) for one in sizes])
-    blocks = cut_shard(shard, 0, text.STARTS_WORD, 32, text.RATIO)
+    shard.tokens[rng.random(len(shard.tokens)) < 0.03] = text.SPECIAL.unk
+    shard.tokens[:200] = text.SPECIAL.unk
+    edges, unk = text.WORD_EDGES, text.SPECIAL.unk
+    blocks = cut_shard(shard, 0, edges, unk, 32, text.RATIO)
     tokens = shard.tokens.astype(np.int32)
     offsets = np.append(blocks.start, len(tokens))
-    words = find_words(tokens, offsets, blocks.continues, text.STARTS_WORD, 8)
+    continued = blocks.continued(np.arange(len(blocks)))
+    words = find_words(tokens, offsets, continued, blocks.continues, edges, unk, 8)
+    words = tag_words(words, tags_inside(rng, offsets))
     recipe = dataclasses.replace(text.PAPER, scheme=scheme)
     keys = block_keys(np.arange(len(blocks)))
-    masks = masking.mask(tokens, offsets, words, keys, recipe, 3, text.RANDOM_IDS)
+    masks = masking.mask(tokens, offsets, words, keys, recipe, 3, text.RANDOM_TOKENS)
     block = np.searchsorted(offsets, masks.target, side="right") - 1
     used = np.bincount(block, minlength=len(blocks))
-    assert (used >= 1).all()
+    np.testing.assert_array_equal(used >= 1, blocks.most_targets >= 1)
+    assert (blocks.most_targets == 0).any()
     assert (used <= blocks.most_targets).all()
     assert blocks.most_targets.max() <= 8
 
@@ -198,7 +326,8 @@ def test_a_block_masks_alike_alone_and_among_others(
     among = mixed_case(scheme, replacement)
     for number in (0, 1, 17, 4999, 9999, *np.argsort(np.diff(among.offsets))[-3:]):
         tokens = mixed_texts()[number]
-        alone = mask_texts([tokens], recipe, block_keys(np.array([number])))
+        keys, tags = block_keys(np.array([number])), mixed_tags()[number]
+        alone = mask_texts([tokens], recipe, keys, [tags])
         mine = among.block == number
         begin = among.offsets[number]
         for name, shift in (
@@ -214,12 +343,16 @@ def test_a_block_masks_alike_alone_and_among_others(
         assert alone.masks.unused.tolist() == [among.masks.unused[number]]
 
 
-def test_the_order_of_the_blocks_changes_no_mask() -> None:
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_order_of_the_blocks_changes_no_mask(scheme: str) -> None:
     chosen = np.random.default_rng(6).permutation(1000)
     mixed = mask_texts(
-        [mixed_texts()[number] for number in chosen], text.PAPER, block_keys(chosen)
+        [mixed_texts()[number] for number in chosen],
+        dataclasses.replace(text.PAPER, scheme=scheme),
+        block_keys(chosen),
+        [mixed_tags()[number] for number in chosen],
     )
-    case = mixed_case("span")
+    case = mixed_case(scheme)
 
     def targets(case: Case, number: np.ndarray) -> set[tuple[int, int, int]]:
         place = case.masks.target - case.offsets[case.block]
@@ -274,11 +407,12 @@ def test_drawn_lengths_pass_a_chi_square_test() -> None:
     assert drawn.mean() == pytest.approx(3.797, abs=4 * 2.66 / 1000)
 
 
-# The span scheme.
+# The schemes whose spans never touch.
 
 
-def test_spans_never_overlap_or_touch_within_a_block() -> None:
-    case = mixed_case("span")
+@pytest.mark.parametrize("scheme", APART)
+def test_spans_never_overlap_or_touch_within_a_block(scheme: str) -> None:
+    case = mixed_case(scheme)
     begins, first = np.unique(case.masks.span_begin, return_index=True)
     ends, block = case.masks.span_end[first], case.block[first]
     same_block = block[1:] == block[:-1]
@@ -286,26 +420,33 @@ def test_spans_never_overlap_or_touch_within_a_block() -> None:
     assert (begins[1:] > ends[:-1])[same_block].all()
 
 
-def test_a_span_holds_at_most_ten_words_and_what_was_drawn() -> None:
-    spans = mixed_case("span").masks.spans
+@pytest.mark.parametrize("scheme", APART)
+def test_a_span_holds_at_most_ten_words_and_what_was_drawn(scheme: str) -> None:
+    spans = mixed_case(scheme).masks.spans
     lengths = spans.last - spans.first
     assert lengths.min() == 1
     assert lengths.max() == 10
     assert (lengths <= spans.drawn).all()
 
 
-def test_spans_in_words_and_in_tokens_agree() -> None:
-    case = mixed_case("span")
+@pytest.mark.parametrize("scheme", APART)
+def test_spans_in_words_and_in_tokens_agree(scheme: str) -> None:
+    case = mixed_case(scheme)
     begins, first = np.unique(case.masks.span_begin, return_index=True)
     spans, offsets = case.masks.spans, case.words.offsets
     np.testing.assert_array_equal(offsets[spans.first], begins)
     np.testing.assert_array_equal(offsets[spans.last], case.masks.span_end[first])
 
 
-@pytest.mark.parametrize("most_pieces", [2, 6])
-def test_placed_lengths_are_those_of_the_simulation(most_pieces: int) -> None:
-    lengths, _, _ = placed(full_case(most_pieces))
-    expected, _, _ = simulated(most_pieces)
+# The span scheme.
+
+
+@pytest.mark.parametrize(("most_pieces", "unknown"), [(2, 0.0), (6, 0.0), (2, UNKNOWN)])
+def test_placed_lengths_are_those_of_the_simulation(
+    most_pieces: int, unknown: float
+) -> None:
+    lengths, _, _ = placed(full_case(most_pieces, unknown))
+    expected, _, _ = simulated(most_pieces, unknown)
     assert abs(lengths.mean() - expected.mean()) < 0.05
     assert same_distribution(lengths, expected, 11) > P_VALUE
 
@@ -315,10 +456,12 @@ def test_placed_spans_are_as_long_as_the_paper_wants() -> None:
     assert lengths.mean() >= 3.5
 
 
-@pytest.mark.parametrize("most_pieces", [2, 6])
-def test_starts_spread_over_the_words_as_in_the_simulation(most_pieces: int) -> None:
-    _, starts, of = placed(full_case(most_pieces))
-    _, expected, expected_of = simulated(most_pieces)
+@pytest.mark.parametrize(("most_pieces", "unknown"), [(2, 0.0), (6, 0.0), (2, UNKNOWN)])
+def test_starts_spread_over_the_words_as_in_the_simulation(
+    most_pieces: int, unknown: float
+) -> None:
+    _, starts, of = placed(full_case(most_pieces, unknown))
+    _, expected, expected_of = simulated(most_pieces, unknown)
     bins, expected_bins = starts * 17 // of, expected * 17 // expected_of
     assert same_distribution(bins, expected_bins, 17) > P_VALUE
 
@@ -356,6 +499,15 @@ def test_the_fallback_chooses_uniformly_among_the_shortest_words() -> None:
     assert not case.masks.unused.any()
 
 
+def test_the_fallback_passes_over_words_with_the_unknown_id() -> None:
+    tokens = text.words_of([2, 4, 1, 3, 3])
+    tokens[[0, 6]] = text.SPECIAL.unk
+    recipe = dataclasses.replace(text.PAPER, ratio=Fraction(1, 20))
+    case = mask_texts([tokens] * 1000, recipe, block_keys(np.arange(1000)))
+    begins = np.bincount(case.masks.span_begin[::3] % 13, minlength=13)
+    assert np.flatnonzero(begins).tolist() == [7, 10]
+
+
 def test_one_try_leaves_budget_unused_and_many_leave_little() -> None:
     texts = mixed_texts()[:2000]
     unused, budget = [], 0
@@ -371,10 +523,11 @@ def test_one_try_leaves_budget_unused_and_many_leave_little() -> None:
 # The schemes of words and pieces.
 
 
-def test_subword_masks_exactly_the_budget() -> None:
+def test_subword_masks_exactly_the_budget_where_known_tokens_suffice() -> None:
     case = mixed_case("subword")
-    used = np.bincount(case.block, minlength=len(case.budget))
-    np.testing.assert_array_equal(used, case.budget)
+    known = np.where(case.unknown, 0, np.diff(case.words.offsets))
+    most = np.add.reduceat(known, case.words.first[:-1])
+    np.testing.assert_array_equal(case.used, np.minimum(case.budget, most))
 
 
 def test_word_masks_until_no_word_fits() -> None:
@@ -384,7 +537,7 @@ def test_word_masks_until_no_word_fits() -> None:
     begins, sizes = case.words.offsets[:-1], np.diff(case.words.offsets)
     whole = np.add.reduceat(masked, begins, dtype=int)
     assert np.isin(whole / sizes, [0, 1]).all()
-    free = np.where(whole > 0, 1000, sizes)
+    free = np.where((whole > 0) | case.unknown, 1000, sizes)
     shortest_free = np.minimum.reduceat(free, case.words.first[:-1])
     assert (shortest_free > case.masks.unused).all()
 
@@ -429,6 +582,127 @@ def test_bert_on_two_hundred_tokens() -> None:
         assert means[action] == pytest.approx(30 * share, abs=4 * error)
 
 
+# The schemes of tags.
+
+
+def tag_units(case: Case) -> np.ndarray:
+    """Which spans are tags, from end to end: bool."""
+    runs = {tuple(run) for run in case.words.tags.tolist()}
+    spans = case.masks.spans
+    pairs = zip(spans.first.tolist(), spans.last.tolist(), strict=True)
+    return np.array([pair in runs for pair in pairs])
+
+
+@pytest.mark.parametrize("scheme", ["entity", "noun_phrase"])
+def test_a_unit_is_a_tag_or_a_word(scheme: str) -> None:
+    case = mixed_case(scheme)
+    spans = case.masks.spans
+    assert (tag_units(case) | (spans.last - spans.first == 1)).all()
+    assert (spans.last - spans.first)[tag_units(case)].max() == 10
+    lengths = case.words.tags[:, 1] - case.words.tags[:, 0]
+    assert lengths.max() > 10
+
+
+def test_both_schemes_of_tags_draw_alike() -> None:
+    one, other = mixed_case("entity").masks, mixed_case("noun_phrase").masks
+    np.testing.assert_array_equal(one.target, other.target)
+
+
+@pytest.mark.parametrize("scheme", ["entity", "noun_phrase"])
+def test_the_budget_is_used_until_no_word_and_no_tag_fits(scheme: str) -> None:
+    case = mixed_case(scheme)
+    words, spans = case.words, case.masks.spans
+    total = len(words.offsets) - 1
+    block_of_word = np.repeat(np.arange(len(case.budget)), np.diff(words.first))
+    # The words that a unit may not hold: [UNK]s, units and their neighbours.
+    barred = case.unknown.copy()
+    for shift in (-1, 0, 1):
+        for place in (spans.first, spans.last - 1):
+            near = np.clip(place + shift, 0, total - 1)
+            barred[near[block_of_word[near] == block_of_word[place]]] = True
+    for first, last in zip(spans.first, spans.last, strict=True):
+        barred[first:last] = True
+    before = np.append(0, np.cumsum(barred))
+    every_word = np.stack([np.arange(total), np.arange(total) + 1], axis=1)
+    lengths = words.tags[:, 1] - words.tags[:, 0]
+    units = np.concatenate([every_word, words.tags[lengths <= 10]])
+    free = units[before[units[:, 0]] == before[units[:, 1]]]
+    sizes = words.offsets[free[:, 1]] - words.offsets[free[:, 0]]
+    assert len(free) > 10_000
+    assert (sizes > case.masks.unused[block_of_word[free[:, 0]]]).all()
+
+
+@pytest.mark.parametrize(
+    ("most_pieces", "unknown", "tag_share"),
+    [(2, 0.0, 0.5), (6, UNKNOWN, 0.5), (2, UNKNOWN, 0.2), (2, 0.0, 1.0)],
+)
+def test_units_are_those_of_the_simulation(
+    most_pieces: int, unknown: float, tag_share: float
+) -> None:
+    case = tagged_case(most_pieces, unknown, tag_share)
+    rng = random.Random(12)
+    lengths, tagged, unused, tokens = [], [], [], 0
+    for (sizes, holders, tags), budget in zip(
+        plain_blocks(case), case.budget, strict=True
+    ):
+        units = simulate_tags(sizes, tags, rng, holders, tag_share)
+        lengths += [last - first for first, last in units]
+        tagged += [unit in tags for unit in units]
+        used = sum(sum(sizes[first:last]) for first, last in units)
+        unused.append(budget - used)
+        tokens += used
+    spans = case.masks.spans
+    placed_lengths = spans.last - spans.first
+    assert same_distribution(placed_lengths, np.array(lengths), 11) > P_VALUE
+    assert same_distribution(tag_units(case), np.array(tagged), 2) > P_VALUE
+    assert same_distribution(case.masks.unused, np.array(unused), 80) > P_VALUE
+    assert len(case.masks.target) == pytest.approx(tokens, rel=2e-3)
+
+
+def test_no_tag_is_drawn_at_a_share_of_none() -> None:
+    # Tags of two words: no draw of a word looks like one.
+    texts = [text.words_of([1] * 60)] * 200
+    tags = [np.array([[place, place + 2] for place in range(0, 60, 6)])] * 200
+    for share, lengths in ((0.0, {1}), (1.0, {1, 2})):
+        recipe = dataclasses.replace(text.PAPER, scheme="entity", tag_share=share)
+        case = mask_texts(texts, recipe, block_keys(np.arange(200)), tags)
+        spans = case.masks.spans
+        drawn, counts = np.unique(spans.last - spans.first, return_counts=True)
+        assert set(drawn.tolist()) == lengths
+    # A budget of 9: four tags, and a word where no fifth fits.
+    assert counts.tolist() == [200, 800]
+
+
+def test_tags_are_drawn_uniformly_and_only_those_that_may_be() -> None:
+    tokens = text.words_of([1] * 100)
+    tokens[61] = text.SPECIAL.unk
+    # Behind these three: one of eleven words, one with [UNK], one beyond the budget.
+    tags = np.array([[0, 10], [11, 21], [90, 100], [30, 41], [60, 62], [70, 86]])
+    recipe = dataclasses.replace(text.PAPER, scheme="entity", tag_share=1.0)
+    count = 6000
+    keys = block_keys(np.arange(count))
+    case = mask_texts(
+        [tokens] * count, recipe, keys, [tags[tags[:, 0].argsort()]] * count
+    )
+    spans = case.masks.spans
+    first = spans.first[spans.last - spans.first > 1] % 100
+    assert len(first) == count
+    counts = np.bincount(first, minlength=100)
+    assert np.flatnonzero(counts).tolist() == [0, 11, 90]
+    assert stats.chisquare(counts[[0, 11, 90]]).pvalue > P_VALUE
+
+
+def test_a_tag_inside_a_word_takes_the_whole_word() -> None:
+    tokens = text.words_of([3, 4, 5, 20, 20])
+    tags = np.array([[4, 5], [6, 8]])
+    recipe = dataclasses.replace(text.PAPER, scheme="entity", tag_share=1.0)
+    case = mask_texts([tokens] * 50, recipe, block_keys(np.arange(50)), [tags] * 50)
+    # One becomes a word of 4 tokens; the other, of 9, exceeds the budget of 8.
+    assert case.words.tags[:2].tolist() == [[1, 2], [1, 3]]
+    targets = case.masks.target.reshape(50, 4) % 52
+    assert (targets == [3, 4, 5, 6]).all()
+
+
 # Replacement.
 
 
@@ -443,7 +717,7 @@ def unit_of(case: Case, replacement: str) -> np.ndarray:
     return case.masks.target
 
 
-@pytest.mark.parametrize("scheme", ["span", "word"])
+@pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("replacement", ["span", "word", "token"])
 def test_one_draw_covers_one_unit(scheme: str, replacement: str) -> None:
     case = mixed_case(scheme, replacement)
@@ -500,18 +774,90 @@ def test_random_ids_are_uniform_and_drawn_for_each_token() -> None:
 
 
 def test_random_ids_that_repeat_are_drawn_as_often_as_they_stand_there() -> None:
-    texts = mixed_texts()[:3000]
-    tokens = np.concatenate(texts).astype(np.int32)
-    offsets = np.cumsum([0, *map(len, texts)])
-    words = find_words(tokens, offsets, np.zeros(3000, bool), text.STARTS_WORD, 80)
-    pool = np.array([20, 20, 20, 30], np.int32)
+    pool = RandomTokens(np.array([20, 20, 20, 30], np.int32))
     keys = block_keys(np.arange(3000))
-    masks = masking.mask(tokens, offsets, words, keys, text.PAPER, 3, pool)
+    texts = mixed_texts()[:3000]
+    masks = mask_texts(texts, text.PAPER, keys, random_tokens=pool).masks
     drawn = masks.replacement[masks.action == RANDOM]
     counts = [(drawn == 20).sum(), (drawn == 30).sum()]
     assert sum(counts) == len(drawn)
     expected = [0.75 * len(drawn), 0.25 * len(drawn)]
     assert stats.chisquare(counts, expected).pvalue > P_VALUE
+
+
+def corpus_counts() -> np.ndarray:
+    """Counts of a vocabulary after Zipf; a tenth of the ids occur nowhere."""
+    rng = np.random.default_rng(13)
+    counts = rng.permutation(10_000_000 // np.arange(1, text.VOCAB_SIZE + 1))
+    counts[rng.random(text.VOCAB_SIZE) < 0.1] = 0
+    return counts
+
+
+def test_random_ids_by_frequency_are_as_frequent_as_in_the_corpus() -> None:
+    counts = corpus_counts()
+    pool = RandomTokens.by_frequency(text.RANDOM_IDS, counts)
+    drawn = pool.draw(counter.fold(counter.root_key(14), np.arange(2_000_000)))
+    assert drawn.dtype == np.int32
+    expected = counts.copy()
+    expected[: text.FIRST_WORD] = 0
+    observed = np.bincount(drawn, minlength=text.VOCAB_SIZE)
+    assert not observed[expected == 0].any()
+    shares = expected[expected > 0] / expected.sum()
+    pvalue = stats.chisquare(observed[expected > 0], shares * len(drawn)).pvalue
+    assert pvalue > P_VALUE
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_masks_draw_random_ids_from_the_corpus(scheme: str) -> None:
+    counts = corpus_counts()
+    pool = RandomTokens.by_frequency(text.RANDOM_IDS, counts)
+    recipe = dataclasses.replace(
+        text.PAPER, scheme=scheme, mask_share=0.0, random_share=1.0
+    )
+    keys = block_keys(np.arange(3000))
+    masks = mask_texts(mixed_texts()[:3000], recipe, keys, random_tokens=pool).masks
+    observed = np.bincount(masks.replacement, minlength=text.VOCAB_SIZE)
+    expected = counts.copy()
+    expected[: text.FIRST_WORD] = 0
+    kept = expected > 0
+    assert observed[kept].sum() == len(masks.target)
+    shares = expected[kept] / expected.sum() * len(masks.target)
+    assert stats.chisquare(observed[kept], shares).pvalue > P_VALUE
+
+
+@pytest.mark.parametrize("most", [1, 10, 10**6, 10**13])
+def test_thresholds_are_exact(most: int) -> None:
+    rng = np.random.default_rng(most % 97)
+    counts = rng.integers(0, most + 1, 500)
+    counts[[0, -1]] = 0
+    ids = np.arange(100, 500, dtype=np.int32)
+    pool = RandomTokens.by_frequency(ids, counts)
+    total = sum(counts[100:].tolist())
+    upper = [0, *map(int, pool.thresholds)]
+    assert upper[-1] == 2**63
+    for place, count in enumerate(counts[100:].tolist()):
+        share = Fraction(upper[place + 1] - upper[place], 2**63)
+        assert abs(share - Fraction(count, total)) < Fraction(1, 2**63)
+        assert count or not share
+    # A threshold is the first draw that means another id.
+    borders = [bound for bound in set(upper) if 0 < bound < 2**63]
+    for shift in (-1, 0):
+        bits = np.array([2 * (border + shift) for border in borders], np.uint64)
+        expected = [
+            ids[next(i for i, x in enumerate(upper[1:]) if border + shift < x)]
+            for border in borders
+        ]
+        assert pool.draw(bits).tolist() == expected
+    edges = pool.draw(np.array([0, 2**64 - 1], np.uint64))
+    present = ids[counts[100:] > 0]
+    assert edges.tolist() == [present[0], present[-1]]
+
+
+def test_a_corpus_without_a_token_to_draw_is_an_error() -> None:
+    counts = np.zeros(text.VOCAB_SIZE, np.int64)
+    counts[text.SPECIAL.unk] = 1000
+    with pytest.raises(InputError, match=r"data\.random_tokens is 'corpus'"):
+        RandomTokens.by_frequency(text.RANDOM_IDS, counts)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from spanbert_jax.data import plan as plan_lib
 from spanbert_jax.data.batch import masked_blocks
 from spanbert_jax.data.plan import (
     Plan,
+    PlanSettings,
     build_plan,
     load_plan,
     ordered_rows,
@@ -21,9 +22,12 @@ from spanbert_jax.data.plan import (
 )
 from spanbert_jax.errors import InputError, StorageError
 
+SETTINGS = PlanSettings(block_length=64, ratio=text.RATIO, packing=True)
 
-def build(split: Split, block_length: int = 64, packing: bool = True) -> Plan:
-    return build_plan(split, text.STARTS_WORD, block_length, text.RATIO, packing)
+
+def build(split: Split, **changes: object) -> Plan:
+    settings = dataclasses.replace(SETTINGS, **changes)
+    return build_plan(split, text.WORD_EDGES, text.SPECIAL.unk, settings)
 
 
 def realistic_lengths(seed: int, documents: int) -> np.ndarray:
@@ -89,7 +93,8 @@ def test_a_plan_holds_every_block_once(packing: bool, shards: int) -> None:
 
 def test_packing_fills_99_percent_of_realistic_text() -> None:
     split = text.random_split(3, realistic_lengths(3, 3000), most_pieces=3)
-    packed, padded = build(split, 512), build(split, 512, packing=False)
+    packed = build(split, block_length=512)
+    padded = build(split, block_length=512, packing=False)
     full = padded.blocks.length >= 505
     assert 0.3 < full.mean() < 0.7
     assert packed.fill(512) >= 0.99
@@ -120,7 +125,7 @@ def test_a_subset_has_as_many_blocks_as_asked_for_by_its_seed(packing: bool) -> 
     split = text.random_split(6, realistic_lengths(6, 100))
 
     def subset(size: int, seed: int) -> np.ndarray:
-        plan = build_plan(split, text.STARTS_WORD, 64, text.RATIO, packing, size, seed)
+        plan = build(split, packing=packing, subset=size, subset_seed=seed)
         assert len(np.unique(plan.row_blocks)) == len(plan.row_blocks)
         return np.sort(plan.row_blocks)
 
@@ -134,15 +139,15 @@ def test_a_subset_has_as_many_blocks_as_asked_for_by_its_seed(packing: bool) -> 
 
 def test_a_subset_spreads_over_the_whole_split() -> None:
     split = text.random_split(7, [40] * 2000)
-    plan = build_plan(split, text.STARTS_WORD, 64, text.RATIO, True, 500, 3)
+    plan = build(split, subset=500, subset_seed=3)
     # The standard error of the mean of 500 of range(2000) is 22.
     assert plan.row_blocks.mean() == pytest.approx(1000, abs=100)
 
 
 def test_a_block_of_a_subset_masks_as_in_the_whole_split() -> None:
-    split = text.random_split(8, realistic_lengths(8, 60))
+    split = text.random_split(8, realistic_lengths(8, 60), unknown=0.02)
     feed = text.make_feed(split)
-    plan = build_plan(split, text.STARTS_WORD, 64, text.RATIO, True, 40, 1)
+    plan = build(split, subset=40, subset_seed=1)
     few = dataclasses.replace(feed, plan=plan)
     chosen = np.sort(plan.row_blocks)
     everything = np.arange(len(feed.plan.blocks))
@@ -169,15 +174,12 @@ def test_an_id_outside_the_vocabulary_stops_the_plan() -> None:
 # The cache.
 
 
-def load(split: Split, cache: Path, **changes: object) -> Plan:
-    settings = {
-        "block_length": 64,
-        "ratio": text.RATIO,
-        "packing": True,
-        "fingerprint": "one",
-        "cache": cache,
-    }
-    return load_plan(split, text.STARTS_WORD, **(settings | changes))
+def load(
+    split: Split, cache: Path, fingerprint: str = "one", **changes: object
+) -> Plan:
+    settings = dataclasses.replace(SETTINGS, **changes)
+    edges, unk = text.WORD_EDGES, text.SPECIAL.unk
+    return load_plan(split, edges, unk, settings, fingerprint, cache)
 
 
 def directories(cache: Path) -> list[Path]:
@@ -235,9 +237,15 @@ def test_other_settings_have_another_plan(
 def test_a_loaded_subset_is_that_of_its_seed(split: Split, tmp_path: Path) -> None:
     for seed in (1, 2):
         loaded = load(split, tmp_path, subset=20, subset_seed=seed)
-        built = build_plan(split, text.STARTS_WORD, 64, text.RATIO, True, 20, seed)
+        built = build(split, subset=20, subset_seed=seed)
         np.testing.assert_array_equal(loaded.row_blocks, built.row_blocks)
     assert len(directories(tmp_path)) == 2
+
+
+def test_the_seed_of_no_subset_is_no_other_plan(split: Split, tmp_path: Path) -> None:
+    for seed in (1, 2):
+        load(split, tmp_path, subset_seed=seed)
+    assert len(directories(tmp_path)) == 1
 
 
 def test_another_split_has_another_plan(split: Split, tmp_path: Path) -> None:

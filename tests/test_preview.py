@@ -1,5 +1,6 @@
 """The preview: its numbers, its spans, its colours and its errors."""
 
+import dataclasses
 import os
 import pty
 import re
@@ -12,9 +13,9 @@ import pytest
 
 import toy
 from spanbert_jax import settings
-from spanbert_jax.corpus.store import Corpus
+from spanbert_jax.corpus.store import Corpus, Split
 from spanbert_jax.data import describe
-from spanbert_jax.data.batch import make_batch
+from spanbert_jax.data.batch import Feed, make_batch, masked_blocks
 
 LENGTH = 32
 
@@ -184,6 +185,93 @@ def test_spans_restore_the_text_between_their_boundaries(output, toy_corpus):
         assert count == int(targets)
 
 
+def test_words_with_the_unknown_token_are_counted(output, toy_corpus):
+    tokens = np.concatenate(documents(toy_corpus, "train"))
+    # Each is a word for itself: a word that cannot be spelt is one unknown token.
+    unknown = int((tokens == toy_corpus.tokenizer.unk_id).sum())
+    words = int(toy_corpus.tokenizer.starts_word[tokens].sum())
+    line = f"never a target     {unknown:,} of {words:,} words, which hold the unknown"
+    assert line in output
+    assert " tags " not in output
+
+
+def with_tags(feed: Feed, name: str) -> Feed:
+    """The feed with a tag of two words on every fourth, and one of twelve at the end.
+
+    Its masking is the scheme of those tags.
+    """
+    shards = []
+    for shard in feed.split.shards:
+        starts = np.flatnonzero(feed.word_edges[shard.tokens] & 1)
+        tags = np.stack([starts[:-14:4], starts[2:-12:4]], axis=1)
+        tags = np.append(tags, [[starts[-12], len(shard.tokens)]], axis=0)
+        shards.append(dataclasses.replace(shard, tags={name: tags}))
+    scheme = {"entities": "entity", "noun_phrases": "noun_phrase"}[name]
+    masking = dataclasses.replace(feed.masking, scheme=scheme)
+    split = Split("train", tuple(shards))
+    return dataclasses.replace(feed, split=split, masking=masking)
+
+
+@pytest.mark.parametrize("name", ["entities", "noun_phrases"])
+def test_tags_are_counted_and_their_share_of_the_spans(feed, name):
+    feed = with_tags(feed, name)
+    blocks = feed.plan.blocks
+    where = blocks.shard, blocks.start, blocks.length
+    ends = {(s, a + n) for s, a, n in zip(*where, strict=True)}
+    whole = long = words = 0
+    for number, shard in enumerate(feed.split.shards):
+        words += int((feed.word_edges[shard.tokens] & 1).sum())
+        borders = sorted(end for s, end in ends if s == number)
+        for begin, end in shard.tags[name].tolist():
+            if not any(begin < border < end for border in borders):
+                whole += 1
+                long += end == len(shard.tokens)
+    everything = np.arange(len(blocks))
+    masked = masked_blocks(feed, everything, np.zeros_like(everything))
+    statistics = describe.mask_statistics(feed, masked)
+    text = "\n".join(describe.describe_masks(statistics, feed, 0, describe.in_plain))
+    label = name.replace("_", " ")
+    rate = 100 * whole / words
+    assert f"tags               {whole:,} {label} in the sample, {rate:.1f} per" in text
+    assert f"; {long} of more than 10 words never are\n" in text
+    spans = masked.masks.spans
+    # Every span of two words is a tag: the other units are single words.
+    share = float((spans.last - spans.first == 2).mean())
+    assert f" {share:.1%} of the spans are one;" in text
+    assert 0.3 < share < 0.6
+
+
+def test_a_block_without_a_target_is_described(feed, toy_corpus):
+    tokens = np.full(7, toy_corpus.tokenizer.unk_id, np.uint16)
+    offsets = np.array([0, 7])
+    shard = dataclasses.replace(
+        feed.split.shards[0], tokens=tokens, documents=offsets, lines=offsets
+    )
+    plan = dataclasses.replace(
+        feed.plan,
+        blocks=dataclasses.replace(
+            feed.plan.blocks,
+            shard=np.zeros(1, np.int32),
+            start=np.zeros(1, np.int64),
+            length=np.array([7], np.int32),
+            continues=np.zeros(1, bool),
+        ),
+    )
+    feed = dataclasses.replace(feed, split=Split("train", (shard,)), plan=plan)
+    masked = masked_blocks(feed, np.zeros(1, np.int64), np.zeros(1, np.int64))
+    statistics = describe.mask_statistics(feed, masked)
+    masks = "\n".join(describe.describe_masks(statistics, feed, 0, describe.in_plain))
+    assert "targets per block  0.00 on average, 0 to 0" in masks
+    assert "budget unused      100.00%" in masks
+    assert "7 of 7 words, which hold the unknown token" in masks
+    tokenizer = toy_corpus.tokenizer
+    lines = describe.describe_block(feed, tokenizer, 0, masked, 100, describe.in_plain)
+    assert next(lines).endswith(
+        "7 tokens, 0 targets in 0 spans, 2 of the budget unused"
+    )
+    assert next(lines).split() == ["[CLS]", *["[UNK]"] * 7, "[SEP]"]
+
+
 def test_what_is_piped_is_plain_and_fits_100_columns(output):
     assert "\x1b" not in output
     assert max(map(len, output.splitlines())) <= 100
@@ -222,13 +310,19 @@ def test_a_terminal_gets_colours(start, toy_corpus):
     assert max(map(len, plain.splitlines())) <= 100
 
 
-def test_faults_are_one_sentence_and_exit_code_2(start):
+def test_faults_are_one_sentence_and_exit_code_2(start, toy_corpus):
+    directory = toy_corpus.directory
     faults = [
         (
             ("--corpus=nowhere", "--mask_ratio=1.5"),
             "error: --mask_ratio is 1.5; it must be above 0 and below 1\n",
         ),
         (("--corpus=nowhere",), "error: --corpus=nowhere"),
+        (
+            (f"--corpus={directory}", "--masking=entity"),
+            f"error: --masking is 'entity', but data.corpus={directory} holds no"
+            " entities; build it with --tags=entities\n",
+        ),
     ]
     processes = [start(*arguments) for arguments, _ in faults]
     for process, (_, message) in zip(processes, faults, strict=True):

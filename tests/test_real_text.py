@@ -15,8 +15,8 @@ from spanbert_jax import settings
 from spanbert_jax.corpus.build import BuildOptions, build
 from spanbert_jax.data import counter
 from spanbert_jax.data.batch import Feed, masked_blocks
-from spanbert_jax.data.blocks import find_words, target_budget
-from spanbert_jax.data.masking import Masks, Words
+from spanbert_jax.data.blocks import Words, target_budget
+from spanbert_jax.data.masking import Masks
 
 _DATA = Path(__file__).parents[2] / "shared" / "data"
 _BLOCKS = 10_000
@@ -52,11 +52,7 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
     total = len(feed.plan.blocks)
     chosen = counter.permute(np.arange(_BLOCKS), total, counter.root_key(0))
     masked = masked_blocks(feed, chosen, np.zeros_like(chosen))
-    continues = feed.plan.blocks.continues[chosen]
-    words = find_words(
-        masked.tokens, masked.offsets, continues, feed.starts_word, feed.target_slots
-    )
-    return Sample(feed, np.diff(masked.offsets), masked.masks, words)
+    return Sample(feed, np.diff(masked.offsets), masked.masks, masked.words)
 
 
 def test_the_share_masked_is_the_budget(sample: Sample) -> None:
@@ -79,11 +75,14 @@ def test_drawn_lengths_have_the_recipes_distribution(sample: Sample) -> None:
 
 def test_placed_lengths_are_those_of_the_simulation(sample: Sample) -> None:
     sizes, first = np.diff(sample.words.offsets), sample.words.first
+    unknown = sample.words.unknown
     rng = random.Random(5)
     simulated = [
         last - begin
         for b, e in itertools.pairwise(first)
-        for begin, last in simulate(sizes[b:e].tolist(), rng)
+        for begin, last in simulate(
+            sizes[b:e].tolist(), rng, {i - b for i in unknown if b <= i < e}
+        )
     ]
     placed = sample.masks.spans.last - sample.masks.spans.first
     assert placed.mean() == pytest.approx(np.mean(simulated), abs=0.05)

@@ -7,12 +7,15 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
 import toy
 from configs import default
 from spanbert_jax import settings
+from spanbert_jax.corpus.store import Corpus
+from spanbert_jax.data.masking import SCHEMES
 from spanbert_jax.errors import InputError, StorageError
 from spanbert_jax.training.sharding import make_mesh
 
@@ -90,6 +93,7 @@ NOT_NEGATIVE = [
     "optimizer.end_learning_rate",
     "optimizer.weight_decay",
     "optimizer.clip_norm",
+    "data.tag_share",
     "data.mask_share",
     "data.random_share",
     "model.dropout",
@@ -127,11 +131,13 @@ WRONG = [
     ("model.dropout", 0.001),
     ("model.attention_dropout", 0.001),
     *((name, 1.0) for name in BELOW_1),
+    ("data.tag_share", 1.1),
     ("data.mask_share", 1.1),
     ("data.random_share", 1.1),
     ("data.block_length", 2),
     ("data.masking", "spans"),
     ("data.replacement", "sentence"),
+    ("data.random_tokens", "zipf"),
     ("sbo.edges", "maybe"),
     ("model.dtype", "float16"),
     ("mesh.data", 0),
@@ -289,8 +295,10 @@ IDENTITY = {
     "data.span_p",
     "data.max_span_words",
     "data.max_tries",
+    "data.tag_share",
     "data.mask_share",
     "data.random_share",
+    "data.random_tokens",
     "data.eval_seed",
     "model.num_layers",
     "model.hidden_size",
@@ -317,13 +325,70 @@ def test_the_masking_recipe_is_that_of_the_config(config: ConfigDict) -> None:
     config.data.span_p = 0.3
     config.data.max_span_words = 7
     config.data.max_tries = 11
+    config.data.tag_share = 0.4
     config.data.mask_share = 0.5
     config.data.random_share = 0.25
     masking = settings.masking(config)
     assert (masking.scheme, masking.replacement) == ("word", "token")
     assert masking.ratio == Fraction(1, 5)
     assert (masking.span_p, masking.max_span_words, masking.max_tries) == (0.3, 7, 11)
+    assert masking.tag_share == 0.4
     assert (masking.mask_share, masking.random_share) == (0.5, 0.25)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_one_line_of_config_makes_the_replacement_that_of_the_scheme(
+    config: ConfigDict, scheme: str
+) -> None:
+    config.data.masking = scheme
+    settings.validate(config)
+    bert = scheme in ("word", "subword")
+    assert settings.masking(config).replacement == ("token" if bert else "span")
+    for replacement in ("span", "word", "token"):
+        config.data.replacement = replacement
+        assert settings.masking(config).replacement == replacement
+
+
+@pytest.mark.parametrize(
+    ("scheme", "name", "words"),
+    [
+        ("entity", "entities", "entities"),
+        ("noun_phrase", "noun_phrases", "noun phrases"),
+    ],
+)
+def test_a_corpus_without_the_tags_of_the_scheme_is_an_error(
+    toy_corpus: Corpus, toy_cache: Path, scheme: str, name: str, words: str
+) -> None:
+    config = toy.make_config(toy_cache)
+    config.data.masking = scheme
+    with pytest.raises(InputError) as caught:
+        settings.feed(config, toy_corpus, "train")
+    assert str(caught.value) == (
+        f"data.masking is '{scheme}', but data.corpus={toy_corpus.directory} holds no"
+        f" {words}; build it with --tags={name}"
+    )
+
+
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_random_tokens_are_uniform_or_those_of_the_training_text(
+    toy_corpus: Corpus, toy_cache: Path, split: str
+) -> None:
+    config = toy.make_config(toy_cache)
+    ids = toy_corpus.tokenizer.replacement_ids
+    bits = np.arange(2**10, dtype=np.uint64) << np.uint64(54)
+    uniform = settings.feed(config, toy_corpus, split).random_tokens.draw(bits)
+    config.data.random_tokens = "corpus"
+    frequent = settings.feed(config, toy_corpus, split).random_tokens.draw(bits)
+    for drawn, expected in (
+        (uniform, np.full(len(ids), 1 / len(ids))),
+        (
+            frequent,
+            toy_corpus.unigram_counts[ids] / toy_corpus.unigram_counts[ids].sum(),
+        ),
+    ):
+        observed = np.array([(drawn == i).mean() for i in ids])
+        # Evenly spread bits: each id's share to the last one or two draws.
+        np.testing.assert_allclose(observed, expected, atol=2 / 2**10)
 
 
 def test_the_model_is_that_of_the_config(config: ConfigDict) -> None:

@@ -1,24 +1,28 @@
 """Synthetic text for the tests of the data room: ids, documents, splits, feeds."""
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 
 from spanbert_jax.corpus.store import Shard, Split
+from spanbert_jax.corpus.tokenizers import STARTS
 from spanbert_jax.data.batch import Feed, SpecialIds
-from spanbert_jax.data.masking import Masking
-from spanbert_jax.data.plan import build_plan
+from spanbert_jax.data.masking import Masking, RandomTokens
+from spanbert_jax.data.plan import PlanSettings, build_plan
 
-# Ids 0-3 are special, 4-9 unused; then words' first pieces, then the later pieces.
-SPECIAL = SpecialIds(pad=0, cls=1, sep=2, mask=3)
+# Ids 0-4 are special, 5-9 unused; then words' first pieces, then the later pieces.
+SPECIAL = SpecialIds(pad=0, unk=4, cls=1, sep=2, mask=3)
 FIRST_WORD, FIRST_PIECE, VOCAB_SIZE = 10, 600, 1000
 STARTS_WORD = np.arange(VOCAB_SIZE) < FIRST_PIECE
+WORD_EDGES = np.where(STARTS_WORD, STARTS, 0).astype(np.uint8)
 RANDOM_IDS = np.arange(FIRST_WORD, VOCAB_SIZE, dtype=np.int32)
+RANDOM_TOKENS = RandomTokens(RANDOM_IDS)
 
 RATIO = Fraction(3, 20)
-PAPER = Masking("span", "span", RATIO, 0.2, 10, 64, 0.8, 0.1)
+PAPER = Masking("span", "span", RATIO, 0.2, 10, 64, 0.5, 0.8, 0.1)
 
 
 def words_of(sizes: Sequence[int], dtype: type = np.uint16) -> np.ndarray:
@@ -35,34 +39,63 @@ def words_of(sizes: Sequence[int], dtype: type = np.uint16) -> np.ndarray:
 
 
 def random_text(
-    rng: np.random.Generator, length: int, most_pieces: int = 6
+    rng: np.random.Generator, length: int, most_pieces: int = 6, unknown: float = 0.0
 ) -> np.ndarray:
-    """`length` tokens of words of 1 to `most_pieces` pieces: uint16."""
+    """`length` tokens of words of 1 to `most_pieces` pieces: uint16.
+
+    `unknown`: the share of tokens that are [UNK], which begins a word wherever it is.
+    """
     begins = np.cumsum(rng.integers(1, most_pieces + 1, length))
     starts = np.zeros(length, bool)
     starts[0] = True
     starts[begins[begins < length]] = True
     first = rng.integers(FIRST_WORD, FIRST_PIECE, length)
     later = rng.integers(FIRST_PIECE, VOCAB_SIZE, length)
-    return np.where(starts, first, later).astype(np.uint16)
+    tokens = np.where(starts, first, later).astype(np.uint16)
+    if unknown:
+        tokens[rng.random(length) < unknown] = SPECIAL.unk
+    return tokens
 
 
-def make_shard(documents: Sequence[np.ndarray], name: str = "train-00000") -> Shard:
+def random_tags(
+    rng: np.random.Generator, length: int, share: float = 0.15, longest: int = 20
+) -> np.ndarray:
+    """Tags that begin at a share of the tokens, wherever words do: int64 [K, 2]."""
+    begins = np.flatnonzero(rng.random(length) < share)
+    ends = begins + rng.integers(1, longest + 1, len(begins))
+    ends = np.minimum(ends, np.append(begins, length)[1:])
+    return np.stack([begins, ends], axis=1)
+
+
+def make_shard(
+    documents: Sequence[np.ndarray],
+    name: str = "train-00000",
+    tags: Mapping[str, np.ndarray] | None = None,
+) -> Shard:
     """A shard of documents of one line each."""
     offsets = np.cumsum([0, *map(len, documents)])
-    return Shard(name, np.concatenate(documents), offsets, offsets)
+    return Shard(name, np.concatenate(documents), offsets, offsets, tags or {})
 
 
 def random_split(
-    seed: int, lengths: Sequence[int], shards: int = 1, most_pieces: int = 6
+    seed: int,
+    lengths: Sequence[int],
+    shards: int = 1,
+    most_pieces: int = 6,
+    unknown: float = 0.0,
 ) -> Split:
-    """A training split of documents of the given lengths, dealt out to shards."""
+    """A training split of documents of the given lengths, dealt out to shards.
+
+    Its tags of either name heed neither words nor documents.
+    """
     rng = np.random.default_rng(seed)
-    documents = [random_text(rng, length, most_pieces) for length in lengths]
-    parts = [
-        make_shard(documents[number::shards], f"train-{number:05d}")
-        for number in range(shards)
-    ]
+    documents = [random_text(rng, length, most_pieces, unknown) for length in lengths]
+    parts = []
+    for number in range(shards):
+        mine = documents[number::shards]
+        total = sum(map(len, mine))
+        tags = {name: random_tags(rng, total) for name in ("entities", "noun_phrases")}
+        parts.append(make_shard(mine, f"train-{number:05d}", tags))
     return Split("train", tuple(parts))
 
 
@@ -75,14 +108,15 @@ def make_feed(
     sbo_edges: bool = True,
 ) -> Feed:
     """A feed with a plan of the whole split."""
-    plan = build_plan(split, STARTS_WORD, block_length, masking.ratio, packing)
+    settings = PlanSettings(block_length, masking.ratio, packing)
+    plan = build_plan(split, WORD_EDGES, SPECIAL.unk, settings)
     return Feed(
         split=split,
         plan=plan,
         masking=masking,
         special=SPECIAL,
-        starts_word=STARTS_WORD,
-        random_ids=RANDOM_IDS,
+        word_edges=WORD_EDGES,
+        random_tokens=RANDOM_TOKENS,
         block_length=block_length,
         seed=5,
         sbo_positions=sbo_positions,
@@ -102,4 +136,4 @@ def save_shard(shard: Shard, directory: Path) -> Shard:
     path = directory / f"{shard.name}.tokens.npy"
     np.save(path, shard.tokens)
     tokens = np.load(path, mmap_mode="r")
-    return Shard(shard.name, tokens, shard.documents, shard.lines)
+    return dataclasses.replace(shard, tokens=tokens)

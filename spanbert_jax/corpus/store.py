@@ -13,7 +13,8 @@ import functools
 import hashlib
 import json
 import os
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +47,15 @@ class Shard:
         tokens: uint16 or uint32 [T], a memory map.
         documents: int64 [D+1], a memory map: offsets into `tokens`, rising, 0 to T.
         lines: int64 [S+1], a memory map: the same; documents start at line starts.
+        tags: int64 [N, 2] by name ("entities", "noun_phrases"), memory maps: begin and
+            end of each tagged run of tokens, rising, not overlapping.
     """
 
     name: str
     tokens: np.ndarray
     documents: np.ndarray
     lines: np.ndarray
+    tags: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

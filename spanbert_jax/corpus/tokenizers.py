@@ -31,6 +31,8 @@ _KNOWN_CHARACTERS = 4_000_000
 _CHARACTER_COVERAGE = 0.9999
 _LEAST_COVERAGE = 0.99
 _LEAST_PAIR_COUNT = 2
+# Bits of `Tokenizer.word_edges`: the token begins a word; what follows it begins one.
+STARTS, ENDS = 1, 2
 _UNUSED = re.compile(r"[\[<]unused_?\d+[\]>]")
 
 
@@ -88,6 +90,11 @@ class Tokenizer:
     def starts_word(self) -> np.ndarray:
         """Bool [V]: whether a token begins a word; "##" pieces continue one."""
         return np.array([not token.startswith("##") for token in self.tokens])
+
+    @functools.cached_property
+    def word_edges(self) -> np.ndarray:
+        """uint8 [V], bits `STARTS` and `ENDS`; no WordPiece token has the latter."""
+        return np.where(self.starts_word, STARTS, 0).astype(np.uint8)
 
     @functools.cached_property
     def replacement_ids(self) -> np.ndarray:

@@ -23,8 +23,14 @@ import numpy as np
 
 from spanbert_jax.corpus.store import Split
 from spanbert_jax.data import counter
-from spanbert_jax.data.blocks import check_ids, find_words, target_slots
-from spanbert_jax.data.masking import Masking, Masks, mask
+from spanbert_jax.data.blocks import (
+    Words,
+    check_ids,
+    find_words,
+    tag_words,
+    target_slots,
+)
+from spanbert_jax.data.masking import SCHEMES, Masking, Masks, RandomTokens, mask
 from spanbert_jax.data.plan import Plan
 
 Batch = dict[str, np.ndarray]
@@ -42,9 +48,10 @@ _WEIGHT_KEYS = ("target_weights", "sbo_weights")
 
 @dataclasses.dataclass(frozen=True)
 class SpecialIds:
-    """The ids that a batch adds to the text."""
+    """The ids of the special tokens: of [UNK] in the text, the others added to it."""
 
     pad: int
+    unk: int
     cls: int
     sep: int
     mask: int
@@ -55,12 +62,13 @@ class Feed:
     """All that a batch is made of, but for its rows.
 
     Attributes:
-        split: the text.
+        split: the text, with the tags that the scheme masks.
         plan: its blocks and rows.
         masking: the recipe.
         special: the special ids.
-        starts_word: bool [V], whether an id begins a word.
-        random_ids: int32 [n], the ids of random replacements.
+        word_edges: uint8 [V], whether an id begins a word, and whether it ends one; see
+            `blocks.word_starts`.
+        random_tokens: what random replacements are drawn from.
         block_length: L.
         seed: of the masks.
         sbo_positions: rows of the SBO position table; tokens further into their span
@@ -72,8 +80,8 @@ class Feed:
     plan: Plan
     masking: Masking
     special: SpecialIds
-    starts_word: np.ndarray
-    random_ids: np.ndarray
+    word_edges: np.ndarray
+    random_tokens: RandomTokens
     block_length: int
     seed: int
     sbo_positions: int
@@ -92,11 +100,13 @@ class MaskedBlocks:
     Attributes:
         tokens: int32 [T], the text of the blocks, one after the other.
         offsets: int64 [B + 1], where each block begins in `tokens`.
+        words: their words; with tags if the scheme masks some.
         masks: the targets.
     """
 
     tokens: np.ndarray
     offsets: np.ndarray
+    words: Words
     masks: Masks
 
 
@@ -131,14 +141,28 @@ def masked_blocks(feed: Feed, chosen: np.ndarray, epochs: np.ndarray) -> MaskedB
     tokens = _read_tokens(feed, chosen)
     offsets = np.concatenate([[0], np.cumsum(blocks.length[chosen], dtype=np.int64)])
     words = find_words(
-        tokens, offsets, blocks.continues[chosen], feed.starts_word, feed.target_slots
+        tokens,
+        offsets,
+        blocks.continued(chosen),
+        blocks.continues[chosen],
+        feed.word_edges,
+        feed.special.unk,
+        feed.target_slots,
     )
+    if name := SCHEMES[feed.masking.scheme].tags:
+        words = tag_words(words, _read_tags(feed, chosen, offsets, name))
     key = counter.fold(counter.root_key(feed.seed), counter.MASKS)
     keys = counter.fold(counter.fold(key, epochs), chosen)
     masks = mask(
-        tokens, offsets, words, keys, feed.masking, feed.special.mask, feed.random_ids
+        tokens,
+        offsets,
+        words,
+        keys,
+        feed.masking,
+        feed.special.mask,
+        feed.random_tokens,
     )
-    return MaskedBlocks(tokens, offsets, masks)
+    return MaskedBlocks(tokens, offsets, words, masks)
 
 
 def _read_tokens(feed: Feed, chosen: np.ndarray) -> np.ndarray:
@@ -151,10 +175,39 @@ def _read_tokens(feed: Feed, chosen: np.ndarray) -> np.ndarray:
         pieces.append(shards[shard].tokens[start : start + length])
     tokens = np.concatenate(pieces)
     # Before the cast, which would make negative ids of the largest.
-    if tokens.max() >= len(feed.starts_word):
+    if tokens.max() >= len(feed.word_edges):
         for shard, start, length in zip(*where, strict=True):
-            check_ids(shards[shard], start, start + length, len(feed.starts_word))
+            check_ids(shards[shard], start, start + length, len(feed.word_edges))
     return tokens.astype(np.int32)
+
+
+def _read_tags(
+    feed: Feed, chosen: np.ndarray, offsets: np.ndarray, name: str
+) -> np.ndarray:
+    """The tags that lie wholly inside some blocks, as places in their joint tokens.
+
+    Returns:
+        int64 [K, 2], begin and end, in the order of the blocks.
+    """
+    shard = feed.plan.blocks.shard[chosen]
+    start = feed.plan.blocks.start[chosen]
+    stop = start + np.diff(offsets)
+    found = [np.zeros((0, 2), np.int64)]
+    owners = [np.zeros(0, np.int64)]
+    for number in np.unique(shard):
+        tags = feed.split.shards[number].tags[name]
+        block = np.flatnonzero(shard == number)
+        low = np.searchsorted(tags[:, 0], start[block])
+        high = np.searchsorted(tags[:, 1], stop[block], side="right")
+        # A block inside a tag has the tag's end before its begin.
+        counts = np.maximum(high - low, 0)
+        before = np.cumsum(counts) - counts
+        places = np.arange(counts.sum()) + np.repeat(low - before, counts)
+        owner = np.repeat(block, counts)
+        found.append(tags[places] + (offsets[:-1] - start)[owner, None])
+        owners.append(owner)
+    order = np.argsort(np.concatenate(owners), kind="stable")
+    return np.concatenate(found)[order]
 
 
 def make_batch(feed: Feed, rows: np.ndarray, epochs: np.ndarray) -> Batch:

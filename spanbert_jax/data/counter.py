@@ -72,6 +72,11 @@ def below(bits: np.ndarray, bound: np.ndarray | int) -> np.ndarray:
     return (scaled >> np.uint64(32)).astype(np.int64)
 
 
+def share(bits: np.ndarray) -> np.ndarray:
+    """Uniform numbers in [0, 1) from the upper 53 bits: float64, the same shape."""
+    return (bits >> np.uint64(11)) * 2.0**-53
+
+
 def permute(index: np.ndarray, size: int, key: np.ndarray) -> np.ndarray:
     """Places of a keyed random permutation of range(size), without storing it.
 

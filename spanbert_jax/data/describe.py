@@ -11,8 +11,8 @@ from spanbert_jax.corpus.store import Corpus
 from spanbert_jax.corpus.tokenizers import Tokenizer
 from spanbert_jax.data import counter
 from spanbert_jax.data.batch import Feed, MaskedBlocks
-from spanbert_jax.data.blocks import target_budget
-from spanbert_jax.data.masking import ACTION_NAMES, KEEP
+from spanbert_jax.data.blocks import target_budget, word_starts
+from spanbert_jax.data.masking import ACTION_NAMES, KEEP, SCHEMES, Spans
 from spanbert_jax.data.plan import Plan
 
 # Gives a text the colour of a style: an action's name, "title" or "faint".
@@ -42,6 +42,11 @@ class MaskStatistics:
     Attributes:
         blocks: how many there are, at least one.
         tokens: in them, without [CLS] and [SEP].
+        words: in them.
+        unknown_words: those that hold the unknown token.
+        tags: those that the scheme masks.
+        long_tags: those of more words than a span may have.
+        tagged_share: part of the spans that are a tag from end to end.
         targets: int64 [blocks], targets of each.
         unused_share: part of the budget that was not used.
         drawn_length: mean length of the spans as drawn, in words; for the scheme
@@ -53,6 +58,11 @@ class MaskStatistics:
 
     blocks: int
     tokens: int
+    words: int
+    unknown_words: int
+    tags: int
+    long_tags: int
+    tagged_share: float
     targets: np.ndarray
     unused_share: float
     drawn_length: float
@@ -78,20 +88,37 @@ def sample_blocks(plan: Plan, size: int, seed: int) -> np.ndarray:
 
 
 def mask_statistics(feed: Feed, masked: MaskedBlocks) -> MaskStatistics:
-    """Counts what masking did to at least one block."""
-    masks, offsets = masked.masks, masked.offsets
+    """Counts what masking did to at least one block.
+
+    Shares and lengths are 0 where there is no target.
+    """
+    masks, offsets, words = masked.masks, masked.offsets, masked.words
     budget = target_budget(np.diff(offsets), feed.masking.ratio)
     actions = np.bincount(masks.action, minlength=len(ACTION_NAMES))
+    spans, targets = max(len(masks.spans.first), 1), max(len(masks.target), 1)
+    tag_lengths = words.tags[:, 1] - words.tags[:, 0]
     return MaskStatistics(
         blocks=len(offsets) - 1,
         tokens=len(masked.tokens),
+        words=len(words.offsets) - 1,
+        unknown_words=len(words.unknown),
+        tags=len(tag_lengths),
+        long_tags=int((tag_lengths > feed.masking.max_span_words).sum()),
+        tagged_share=_tagged(masks.spans, words.tags) / spans,
         targets=np.diff(np.searchsorted(masks.target, offsets)),
         unused_share=float(masks.unused.sum() / budget.sum()),
-        drawn_length=float(masks.spans.drawn.mean()),
-        placed_length=float((masks.spans.last - masks.spans.first).mean()),
-        placed_tokens=len(masks.target) / len(masks.spans.first),
-        action_shares=tuple((actions / len(masks.target)).tolist()),
+        drawn_length=int(masks.spans.drawn.sum()) / spans,
+        placed_length=int((masks.spans.last - masks.spans.first).sum()) / spans,
+        placed_tokens=len(masks.target) / spans,
+        action_shares=tuple((actions / targets).tolist()),
     )
+
+
+def _tagged(spans: Spans, tags: np.ndarray) -> int:
+    """How many spans are a tag from end to end."""
+    runs = set(map(tuple, tags.tolist()))
+    placed = np.stack([spans.first, spans.last], axis=1).tolist()
+    return sum(tuple(span) in runs for span in placed)
 
 
 def describe_corpus(corpus: Corpus, paint: Paint) -> Iterator[str]:
@@ -150,7 +177,8 @@ def describe_masks(
 ) -> Iterator[str]:
     """Yields lines about the masks of a sample of blocks in one epoch."""
     masking, targets = feed.masking, statistics.targets
-    unit = "tokens" if masking.scheme == "subword" else "words"
+    scheme = SCHEMES[masking.scheme]
+    unit = "tokens" if scheme.pieces else "words"
     placed = f"{statistics.placed_length:.2f} {unit} placed"
     # The other schemes draw no lengths: their spans are the units that came to touch.
     if masking.scheme == "span":
@@ -173,9 +201,28 @@ def describe_masks(
     )
     yield f"  budget unused      {statistics.unused_share:.2%}"
     yield f"  span length        {placed}"
+    if scheme.tags:
+        yield f"  tags               {_tags_in(statistics, scheme.tags)}"
+        yield (
+            f"                     {statistics.tagged_share:.1%} of the spans are one;"
+            f" {statistics.long_tags:,} of more than {masking.max_span_words} words"
+            " never are"
+        )
+    yield (
+        f"  never a target     {statistics.unknown_words:,} of {statistics.words:,}"
+        " words, which hold the unknown token"
+    )
     yield (
         "  replaced by        "
         + ", ".join(f"{share:.1%} {label}" for share, label in shares)
+    )
+
+
+def _tags_in(statistics: MaskStatistics, name: str) -> str:
+    rate = 100 * statistics.tags / statistics.words
+    return (
+        f"{statistics.tags:,} {name.replace('_', ' ')} in the sample, {rate:.1f} per"
+        " 100 words"
     )
 
 
@@ -209,9 +256,10 @@ def describe_block(
     """
     spelling = [_printable(tokenizer.tokens[i]) for i in masked.tokens]
     specials = tokenizer.specials
+    inner = ~word_starts(masked.tokens, feed.word_edges)
     view = _View(
         tokens=[specials.cls, *spelling, specials.sep],
-        inner=[False, *(~feed.starts_word[masked.tokens]).tolist(), False],
+        inner=[False, *inner.tolist(), False],
         spans=list(_spans(masked, tokenizer)),
     )
     unused = int(masked.masks.unused[0])
@@ -247,8 +295,8 @@ class _View:
 
 def _spans(masked: MaskedBlocks, tokenizer: Tokenizer) -> Iterator[_Span]:
     masks = masked.masks
-    borders = np.flatnonzero(np.diff(masks.span_begin)) + 1
-    for part in np.split(np.arange(len(masks.target)), borders):
+    begins = np.flatnonzero(np.diff(masks.span_begin, prepend=-1))
+    for part in np.split(np.arange(len(masks.target)), begins)[1:]:
         yield _Span(
             begin=int(masks.span_begin[part[0]]) + 1,
             actions=masks.action[part].tolist(),

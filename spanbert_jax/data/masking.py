@@ -5,6 +5,7 @@ purpose, number), so a block's mask does not depend on its company.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from fractions import Fraction
 
@@ -12,10 +13,11 @@ import numpy as np
 
 from spanbert_jax.data import blocks as blocks_lib
 from spanbert_jax.data import counter
-from spanbert_jax.data.blocks import Words
+from spanbert_jax.data.blocks import Words, maskable_sizes
+from spanbert_jax.errors import InputError
 
 # What each hash is for, folded into the block's key.
-_SPAN, _ORDER, _FALLBACK, _ACTION, _TOKEN = range(5)
+_SPAN, _ORDER, _FALLBACK, _ACTION, _TOKEN, _COIN, _TAG_ORDER = range(7)
 
 MASK, RANDOM, KEEP = range(3)
 ACTION_NAMES = ("mask", "random", "keep")
@@ -30,8 +32,9 @@ class Masking:
         replacement: what one replacement draw covers: "span", "word" or "token".
         ratio: share of a block's tokens to predict.
         span_p: parameter of the geometric distribution of span lengths.
-        max_span_words: longest span, in words.
+        max_span_words: longest span, in words; longer tags are not masked either.
         max_tries: draws of a start for one span before the block's masking stops.
+        tag_share: share of draws that take a tag, the rest a word; in schemes of tags.
         mask_share: share of draws that replace by [MASK].
         random_share: share of draws that replace by random tokens; the rest is kept.
     """
@@ -42,8 +45,54 @@ class Masking:
     span_p: float
     max_span_words: int
     max_tries: int
+    tag_share: float
     mask_share: float
     random_share: float
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomTokens:
+    """What random replacements are drawn from.
+
+    Attributes:
+        ids: int32 [n], the ids that may be drawn.
+        thresholds: uint64 [n], ascending, the upper ends of the 63-bit draws that mean
+            each id; None if all ids are equally likely.
+    """
+
+    ids: np.ndarray
+    thresholds: np.ndarray | None = None
+
+    @classmethod
+    def by_frequency(cls, ids: np.ndarray, counts: np.ndarray) -> "RandomTokens":
+        """Ids as likely as they are frequent, as in the reference code.
+
+        The thresholds are computed in whole numbers of any size: no sum drifts, each
+        probability is exact to 2**-63, and an id that never occurs is never drawn.
+
+        Args:
+            ids: int32 [n], the ids that may be drawn.
+            counts: int64 [V], how often each id occurs.
+
+        Raises:
+            InputError: none of the ids occurs.
+        """
+        cumulative = list(itertools.accumulate(counts[ids].tolist()))
+        total = cumulative[-1]
+        if not total:
+            raise InputError(
+                "data.random_tokens is 'corpus', but the training text has no token"
+                " that may stand in for another"
+            )
+        scaled = [(count << 63) // total for count in cumulative]
+        return cls(ids, np.array(scaled, np.uint64))
+
+    def draw(self, bits: np.ndarray) -> np.ndarray:
+        """The ids that uint64 draws mean: int32, the same shape."""
+        if self.thresholds is None:
+            return self.ids[counter.below(bits, len(self.ids))]
+        high = bits >> np.uint64(1)
+        return self.ids[np.searchsorted(self.thresholds, high, side="right")]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +157,38 @@ def draw_lengths(bits: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
     return np.searchsorted(thresholds, low, side="right") + 1
 
 
+class _Places:
+    """The words of B blocks that a span may not cover, or not even touch.
+
+    A word's cell is its number + its block's + 1, so that one guard cell stands between
+    the words of two blocks and spans there do not count as touching.
+    """
+
+    def __init__(self, words: Words, longest: int) -> None:
+        self._reach = np.arange(longest + 2)
+        cells = len(words.offsets) + len(words.first) + len(self._reach)
+        self._taken = np.zeros(cells, bool)
+        if words.unknown.size:
+            block = np.searchsorted(words.first, words.unknown, side="right") - 1
+            # Without guards: a word that holds [UNK] may be a span's neighbour.
+            self._taken[words.unknown + block + 1] = True
+
+    def free(
+        self, block: np.ndarray, first: np.ndarray, last: np.ndarray
+    ) -> np.ndarray:
+        """Whether each run of at most `longest` words may become a span: bool."""
+        reach = self._reach[:-2]
+        cells = (first + block + 1)[:, None] + reach
+        inside = reach < (last - first)[:, None]
+        return ~(self._taken[cells] & inside).any(axis=1)
+
+    def take(self, block: np.ndarray, first: np.ndarray, last: np.ndarray) -> None:
+        """Keeps each run, and a word at either side, from later spans."""
+        cells = (first + block)[:, None] + self._reach
+        inside = self._reach < (last - first + 2)[:, None]
+        self._taken[cells[inside]] = True
+
+
 def choose_spans(
     words: Words, budget: np.ndarray, keys: np.ndarray, masking: Masking
 ) -> Spans:
@@ -116,12 +197,12 @@ def choose_spans(
     For each block, until its budget of tokens is used: a length in words, then a start
     uniformly over its words. A span that runs past the last word is cut there, one
     that exceeds the rest of the budget is shortened to the whole words that fit. On a
-    clash (it would overlap or touch a span, or not even its first word fits) the
-    length stays and the start is drawn again, `max_tries` times in all; then the rest
-    of the budget stays unused.
+    clash (it would overlap or touch a span or cover a word with [UNK], or not even its
+    first word fits) the length stays and the start is drawn again, `max_tries` times in
+    all; then the rest of the budget stays unused.
 
     Joshi et al. 2019, section 3.1. Differs from the reference code, which cuts the
-    last span in mid-word and lets spans touch.
+    last span in mid-word, lets spans touch and predicts [UNK].
 
     Args:
         words: the words of B blocks.
@@ -133,12 +214,9 @@ def choose_spans(
         The spans.
     """
     thresholds = span_length_thresholds(masking.span_p, masking.max_span_words)
-    reach = np.arange(masking.max_span_words + 2)
+    places = _Places(words, masking.max_span_words)
     number_of_words = np.diff(words.first)
     keys = counter.fold(keys, _SPAN)
-    # A word's cell is its number + its block's + 1, so that one guard cell stands
-    # between the words of two blocks and spans there do not count as touching.
-    taken = np.zeros(len(words.offsets) + len(number_of_words) + len(reach), bool)
     left = budget.copy()
     length = np.zeros(len(left), np.int64)
     tries = np.zeros(len(left), np.int64)
@@ -153,15 +231,12 @@ def choose_spans(
         first = words.first[active] + counter.below(bits, number_of_words[active])
         last = np.minimum(first + length[active], words.first[active + 1])
         last = _shorten(words.offsets, first, last, left[active])
-        cells = (first + active + 1)[:, None] + reach[:-2]
-        clash = (taken[cells] & (reach[:-2] < (last - first)[:, None])).any(axis=1)
-        placed = (last > first) & ~clash
+        placed = (last > first) & places.free(active, first, last)
         tries[active] = np.where(placed, 0, tries[active] + 1)
         block, first, last = active[placed], first[placed], last[placed]
         found.append((first, last, length[block]))
         left[block] -= words.offsets[last] - words.offsets[first]
-        cells = (first + block)[:, None] + reach
-        taken[cells[reach < (last - first + 2)[:, None]]] = True
+        places.take(block, first, last)
         active = active[(left[active] > 0) & (tries[active] < masking.max_tries)]
     return _in_order(found)
 
@@ -191,8 +266,8 @@ def choose_words(
 ) -> Spans:
     """Draws whole words uniformly without replacement, as whole-word BERT does.
 
-    In a random order of the block's words, each that fits the rest of the budget is
-    masked. Words may touch; the spans are the maximal runs of masked words.
+    In a random order of the block's words, each without [UNK] that fits the rest of the
+    budget is masked. Words may touch; the spans are the maximal runs of masked words.
 
     Args:
         words: the words of B blocks.
@@ -205,8 +280,8 @@ def choose_words(
     """
     del masking  # No knob of it concerns this scheme.
     number_of_words = np.diff(words.first)
-    sizes = np.diff(words.offsets)
-    order = _random_order(words, counter.fold(keys, _ORDER))
+    sizes = maskable_sizes(words)
+    order = _random_order(words.first, counter.fold(keys, _ORDER))
     chosen = np.zeros(len(sizes), bool)
     left = budget.copy()
     active = np.flatnonzero(left > 0)
@@ -221,11 +296,13 @@ def choose_words(
     return _maximal_runs(chosen, words)
 
 
-def _random_order(words: Words, keys: np.ndarray) -> np.ndarray:
-    """The words of each block in a random order, the blocks in theirs: int64 [W]."""
-    number_of_words = np.diff(words.first)
-    block = np.repeat(np.arange(len(keys)), number_of_words)
-    place = np.arange(len(block)) - words.first[block]
+def _random_order(first: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """The units of each block in a random order, the blocks in theirs: int64 [U].
+
+    `first`: int64 [B + 1], the first unit of each block; the last entry is U.
+    """
+    block = np.repeat(np.arange(len(keys)), np.diff(first))
+    place = np.arange(len(block)) - first[block]
     bits = counter.fold(keys[block], place)
     # One sort by (block, 28 bits of hash, place): the place makes the keys distinct,
     # so that a block's order is the same in any company.
@@ -245,14 +322,118 @@ def _maximal_runs(chosen: np.ndarray, words: Words) -> Spans:
     return Spans(first, last, last - first)
 
 
-Scheme = Callable[[Words, np.ndarray, np.ndarray, Masking], Spans]
+def choose_tags(
+    words: Words, budget: np.ndarray, keys: np.ndarray, masking: Masking
+) -> Spans:
+    """Draws tagged runs of words, and single words, that neither overlap nor touch.
 
-# `subword` is `word` over words of one piece each, see `mask`.
+    For each block, until its budget is used: a coin decides between tag and word, and
+    stays until something is placed. A unit of that kind is drawn uniformly without
+    replacement. One that would overlap or touch an earlier one, holds [UNK] or exceeds
+    the rest of the budget is passed over for good: places only fill up and the rest
+    only shrinks. Where one kind is exhausted the other goes on; where both are, the
+    rest of the budget stays unused. Tags of more than `max_span_words` words are not
+    drawn: no span is longer than the recipe's longest.
+
+    Joshi et al. 2019, section 6.1: half of the draws take a named entity or a noun
+    phrase, half a whole word. The paper does not say what happens on a clash.
+
+    Args:
+        words: the words and tags of B blocks.
+        budget: int64 [B], tokens to mask.
+        keys: uint64 [B], a key for each block.
+        masking: the recipe.
+
+    Returns:
+        The spans, one a unit; `drawn` is their length.
+    """
+    coins = counter.fold(keys, _COIN)
+    places = _Places(words, masking.max_span_words)
+    units, begins = _words_and_tags(words, keys, masking.max_span_words)
+    # Of each kind and block: the next unit and one past the last.
+    at, end = begins[:, :-1].copy(), begins[:, 1:]
+    left = budget.copy()
+    placements = np.zeros(len(left), np.int64)
+    kind = _take_tag(coins, masking)
+    found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    active = np.flatnonzero(left > 0)
+    while active.size:
+        one = kind[active]
+        one = np.where(at[one, active] < end[one, active], one, 1 - one)
+        first, last = units[at[one, active]].T
+        at[one, active] += 1
+        size = words.offsets[last] - words.offsets[first]
+        placed = (size <= left[active]) & places.free(active, first, last)
+        block, first, last = active[placed], first[placed], last[placed]
+        found.append((first, last, last - first))
+        left[block] -= size[placed]
+        places.take(block, first, last)
+        placements[block] += 1
+        kind[block] = _take_tag(counter.fold(coins[block], placements[block]), masking)
+        some_left = (at[:, active] < end[:, active]).any(axis=0)
+        active = active[(left[active] > 0) & some_left]
+    return _in_order(found)
+
+
+def _take_tag(bits: np.ndarray, masking: Masking) -> np.ndarray:
+    """1 where the coin of a uint64 draw says tag, 0 where it says word: int64."""
+    return (counter.share(bits) < masking.tag_share).astype(np.int64)
+
+
+def _words_and_tags(
+    words: Words, keys: np.ndarray, longest: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The units of `choose_tags`, in the order in which each block draws them.
+
+    Returns:
+        int64 [W + K, 2], first and one past the last word, all words before all tags;
+        int64 [2, B + 1], where the words, and the tags, of each block begin there.
+    """
+    tags = words.tags[words.tags[:, 1] - words.tags[:, 0] <= longest]
+    first_tag = np.searchsorted(tags[:, 0], words.first)
+    word = _random_order(words.first, counter.fold(keys, _ORDER))
+    tag = _random_order(first_tag, counter.fold(keys, _TAG_ORDER))
+    units = np.concatenate([np.stack([word, word + 1], axis=1), tags[tag]])
+    return units, np.stack([words.first, len(word) + first_tag])
+
+
+@dataclasses.dataclass(frozen=True)
+class Scheme:
+    """What is masked at a time.
+
+    Attributes:
+        choose: draws the spans of B blocks from their words, budgets and keys.
+        replacement: what one replacement draw covers unless the recipe differs.
+        tags: the corpus's tags that it needs, "" for none.
+        pieces: whether `choose` is given each token as a word.
+    """
+
+    choose: Callable[[Words, np.ndarray, np.ndarray, Masking], Spans]
+    replacement: str
+    tags: str = ""
+    pieces: bool = False
+
+
+# Replacement as in SpanBERT where the units are spans, as in BERT where they are not.
 SCHEMES: dict[str, Scheme] = {
-    "span": choose_spans,
-    "word": choose_words,
-    "subword": choose_words,
+    "span": Scheme(choose_spans, "span"),
+    "word": Scheme(choose_words, "token"),
+    "subword": Scheme(choose_words, "token", pieces=True),
+    "entity": Scheme(choose_tags, "span", tags="entities"),
+    "noun_phrase": Scheme(choose_tags, "span", tags="noun_phrases"),
 }
+
+
+def _as_pieces(words: Words) -> Words:
+    """Each token as a word; those of a word that holds [UNK] are not to be masked."""
+    holds = np.zeros(len(words.offsets) - 1, bool)
+    holds[words.unknown] = True
+    return Words(
+        offsets=np.arange(words.offsets[-1] + 1),
+        first=words.offsets[words.first],
+        unknown=np.flatnonzero(np.repeat(holds, np.diff(words.offsets))),
+        tags=np.zeros((0, 2), np.int64),
+    )
 
 
 def _unmasked_blocks(words: Words, spans: Spans) -> np.ndarray:
@@ -261,17 +442,17 @@ def _unmasked_blocks(words: Words, spans: Spans) -> np.ndarray:
 
 
 def _add_fallbacks(words: Words, spans: Spans, keys: np.ndarray) -> Spans:
-    """Masks one of the shortest words of each block that has no target."""
+    """Masks one of the shortest words without [UNK] of each block without a target."""
     bare = _unmasked_blocks(words, spans)
     if not bare.size:
         return spans
-    picked = []
-    for block in bare:
+    sizes, shortest = maskable_sizes(words), blocks_lib.shortest_words(words)
+    picked = [np.zeros(0, np.int64)]
+    for block in bare[shortest[bare] > 0]:
         begin, end = words.first[block], words.first[block + 1]
-        sizes = np.diff(words.offsets[begin : end + 1])
-        shortest = np.flatnonzero(sizes == sizes.min())
+        candidates = begin + np.flatnonzero(sizes[begin:end] == shortest[block])
         bits = counter.fold(keys[[block]], _FALLBACK)
-        picked.append(begin + shortest[counter.below(bits, len(shortest))])
+        picked.append(candidates[counter.below(bits, len(candidates))])
     first = np.concatenate(picked)
     added = (first, first + 1, np.ones(len(first), np.int64))
     return _in_order([(spans.first, spans.last, spans.drawn), added])
@@ -284,27 +465,27 @@ def mask(
     keys: np.ndarray,
     masking: Masking,
     mask_id: int,
-    random_ids: np.ndarray,
+    random_tokens: RandomTokens,
 ) -> Masks:
     """Masks B blocks.
 
     Args:
         tokens: int32 [T], the blocks' tokens, one block after the other.
         offsets: int64 [B + 1], where each block begins in `tokens`; none is empty.
-        words: their words.
+        words: their words; with the tags that the scheme masks, if it does.
         keys: uint64 [B], a key for each block and epoch.
         masking: the recipe.
         mask_id: the id of [MASK].
-        random_ids: int32 [n], the ids that random replacements are drawn from.
+        random_tokens: what random replacements are drawn from.
 
     Returns:
-        The targets and what replaces them. Every block has at least one target.
+        The targets and what replaces them. A word that holds [UNK] is never among them:
+        a block of nothing else has no target. Every other block has at least one.
     """
     budget = blocks_lib.target_budget(np.diff(offsets), masking.ratio)
-    units = words
-    if masking.scheme == "subword":
-        units = Words(np.arange(len(tokens) + 1), offsets)
-    spans = SCHEMES[masking.scheme](units, budget, keys, masking)
+    scheme = SCHEMES[masking.scheme]
+    units = _as_pieces(words) if scheme.pieces else words
+    spans = scheme.choose(units, budget, keys, masking)
     spans = _add_fallbacks(units, spans, keys)
 
     target, span_begin, span_end = _tokens_of(spans, units)
@@ -318,15 +499,18 @@ def mask(
         covered = target
     bits = counter.fold(counter.fold(keys, _ACTION)[block], covered - offsets[block])
     action = draw_actions(bits, masking)
-    bits = counter.fold(counter.fold(keys, _TOKEN)[block], target - offsets[block])
-    drawn_ids = random_ids[counter.below(bits, len(random_ids))]
+    replacement = np.where(action == MASK, np.int32(mask_id), tokens[target])
+    random = np.flatnonzero(action == RANDOM)
+    token_keys = counter.fold(keys, _TOKEN)[block[random]]
+    bits = counter.fold(token_keys, (target - offsets[block])[random])
+    replacement[random] = random_tokens.draw(bits)
     used = np.bincount(block, minlength=len(budget))
     return Masks(
         target=target,
         span_begin=span_begin,
         span_end=span_end,
         action=action,
-        replacement=np.choose(action, (np.int32(mask_id), drawn_ids, tokens[target])),
+        replacement=replacement,
         unused=np.maximum(budget - used, 0),
         spans=spans,
     )
@@ -348,6 +532,6 @@ def _word_begins(tokens: np.ndarray, words: Words) -> np.ndarray:
 
 def draw_actions(bits: np.ndarray, masking: Masking) -> np.ndarray:
     """`MASK`, `RANDOM` or `KEEP` for each uint64 draw: int8, the same shape."""
-    share = (bits >> np.uint64(11)) * 2.0**-53
+    share = counter.share(bits)
     beyond_random = share >= masking.mask_share + masking.random_share
     return (share >= masking.mask_share).astype(np.int8) + beyond_random

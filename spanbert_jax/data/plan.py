@@ -21,10 +21,29 @@ from spanbert_jax.data.blocks import Blocks, cut_shard, join_blocks, target_slot
 from spanbert_jax.errors import StorageError
 
 # Part of the cache key: raise it when the meaning of the arrays changes.
-_FORMAT = 1
+_FORMAT = 2
 # Best-fit over windows fills 99.9 % of the tokens of real text at bounded memory.
 _WINDOW = 4096
 _ORDER_SEED = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanSettings:
+    """What a plan is made from besides the text.
+
+    Attributes:
+        block_length: L, places of a row.
+        ratio: share of tokens to mask.
+        packing: whether several blocks may share a row.
+        subset: how many blocks to use, drawn with `subset_seed`; 0 = all.
+        subset_seed: seed of the subset.
+    """
+
+    block_length: int
+    ratio: Fraction
+    packing: bool
+    subset: int = 0
+    subset_seed: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,24 +135,15 @@ def _pack_in_windows(
 
 
 def build_plan(
-    split: Split,
-    starts_word: np.ndarray,
-    block_length: int,
-    ratio: Fraction,
-    packing: bool,
-    subset: int = 0,
-    subset_seed: int = 0,
+    split: Split, word_edges: np.ndarray, unk_id: int, settings: PlanSettings
 ) -> Plan:
     """Cuts a split into blocks and packs them into rows.
 
     Args:
         split: the split of a corpus.
-        starts_word: bool [V], whether an id begins a word.
-        block_length: L.
-        ratio: share of tokens to mask.
-        packing: whether several blocks may share a row.
-        subset: how many blocks to use, drawn with `subset_seed`; 0 = all.
-        subset_seed: seed of the subset.
+        word_edges: uint8 [V], see `blocks.word_starts`.
+        unk_id: the id of [UNK].
+        settings: what else decides it.
 
     Returns:
         The plan.
@@ -141,33 +151,31 @@ def build_plan(
     Raises:
         InputError: a token id is outside the vocabulary.
     """
+    length, ratio = settings.block_length, settings.ratio
     parts = [
-        cut_shard(shard, number, starts_word, block_length, ratio)
+        cut_shard(shard, number, word_edges, unk_id, length, ratio)
         for number, shard in enumerate(split.shards)
     ]
     blocks = join_blocks(parts)
     order_key = counter.root_key(_ORDER_SEED)
-    if 0 < subset < len(blocks):
-        order_key = counter.root_key(subset_seed)
+    if 0 < settings.subset < len(blocks):
+        order_key = counter.root_key(settings.subset_seed)
     order = counter.permute(np.arange(len(blocks)), len(blocks), order_key)
-    chosen = order[:subset] if subset else order
-    if not packing:
+    chosen = order[: settings.subset] if settings.subset else order
+    if not settings.packing:
         offsets = np.arange(len(chosen) + 1, dtype=np.int64)
         return Plan(blocks, offsets, chosen)
-    slots = target_slots(block_length, ratio)
-    return Plan(blocks, *_pack_in_windows(blocks, chosen, block_length, slots))
+    slots = target_slots(length, ratio)
+    return Plan(blocks, *_pack_in_windows(blocks, chosen, length, slots))
 
 
 def load_plan(
     split: Split,
-    starts_word: np.ndarray,
-    block_length: int,
-    ratio: Fraction,
-    packing: bool,
+    word_edges: np.ndarray,
+    unk_id: int,
+    settings: PlanSettings,
     fingerprint: str,
     cache: Path,
-    subset: int = 0,
-    subset_seed: int = 0,
 ) -> Plan:
     """`build_plan` through a cache directory.
 
@@ -176,14 +184,11 @@ def load_plan(
 
     Args:
         split: see `build_plan`.
-        starts_word: see `build_plan`.
-        block_length: see `build_plan`.
-        ratio: see `build_plan`.
-        packing: see `build_plan`.
-        fingerprint: of the corpus.
+        word_edges: see `build_plan`.
+        unk_id: see `build_plan`.
+        settings: see `build_plan`.
+        fingerprint: of the corpus, its vocabulary included.
         cache: directory for plans, made if it is not there.
-        subset: see `build_plan`.
-        subset_seed: see `build_plan`.
 
     Returns:
         The plan, memory-mapped.
@@ -191,14 +196,9 @@ def load_plan(
     Raises:
         StorageError: the cache cannot be written.
     """
-    choice = [block_length, str(ratio), packing, subset, subset_seed if subset else 0]
-    settings = json.dumps([_FORMAT, fingerprint, split.name, *choice])
-    key = hashlib.sha256(settings.encode()).hexdigest()[:32]
-    directory = cache / "plans" / key
+    directory = cache / "plans" / _cache_key(split.name, settings, fingerprint)
     if (plan := _read(directory)) is None:
-        plan = build_plan(
-            split, starts_word, block_length, ratio, packing, subset, subset_seed
-        )
+        plan = build_plan(split, word_edges, unk_id, settings)
         try:
             _write(plan, directory)
             plan = _read(directory) or plan
@@ -207,6 +207,14 @@ def load_plan(
                 f"data.cache: cannot write the plan {directory}: {error}"
             ) from error
     return plan
+
+
+def _cache_key(split: str, settings: PlanSettings, fingerprint: str) -> str:
+    if not settings.subset:
+        settings = dataclasses.replace(settings, subset_seed=0)
+    choice = dataclasses.asdict(settings) | {"ratio": str(settings.ratio)}
+    content = json.dumps([_FORMAT, fingerprint, split, choice])
+    return hashlib.sha256(content.encode()).hexdigest()[:32]
 
 
 def _arrays(plan: Plan) -> dict[str, np.ndarray]:
