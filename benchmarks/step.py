@@ -72,7 +72,7 @@ def main() -> None:
         model=model,
         optimizer=optimizer,
         seed=0,
-        sbo_weight=config.sbo.weight,
+        weights=settings.loss_weights(config),
         accumulation=1,
     )
     update = jax.jit(update, donate_argnums=0)
@@ -87,7 +87,7 @@ def main() -> None:
 
     state, _ = jax.block_until_ready(update(state, batch))
     matmul_rate()
-    flops = step_flops(model, size, feed.block_length, feed.target_slots)
+    flops = step_flops(model, batch)
     seconds, rates, fractions = [], [matmul_rate()], []
     for _ in range(arguments.steps):
         start = time.perf_counter()

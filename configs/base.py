@@ -2,7 +2,9 @@
 
 Reproduces: the recipe of Joshi et al. 2019 (arXiv:1907.10529) at 12 layers and 768
 hidden units, some 110 million parameters.
-Expected: no result is stated in the paper for this size; none was measured here.
+Expected: after fine-tuning, what its authors state of the model of this size that they
+released: SQuAD 1.1 F1 92.4 and SQuAD 2.0 F1 83.6 (development sets), OntoNotes
+coreference F1 77.4, TACRED F1 68.2; none was measured here.
 Cost: about a third of large's. A step sees 256 rows of 512, some 100,000 real tokens of
 a corpus whose blocks average 390: rows are padded, as in the paper. data.packing=True
 puts up to 1.5 times the tokens into a step; then 1.6 million steps see the same text.

@@ -27,6 +27,8 @@ def get_config() -> ConfigDict:
     data.corpus = ""  # directory made by spanbert_jax.prepare, or "embedded"
     data.block_length = 512  # tokens of a row, with [CLS] and [SEP]
     data.packing = False  # several blocks a row: up to 1.5 times the tokens a step
+    # [CLS] A [SEP] B [SEP], half of the B from another document, as BERT; for nsp.
+    data.pairs = False
     # What is masked at a time: span, word or subword; entity or noun_phrase take a
     # corpus with tags.
     data.masking = "span"
@@ -66,6 +68,12 @@ def get_config() -> ConfigDict:
     sbo.positions = 20  # rows of the position table; the reference's runs use 15
     sbo.position_size = 200  # width of the position table
     sbo.edges = "use"  # [CLS], [SEP] as boundaries; "skip": no SBO there (reference)
+    sbo.boundaries = "both"  # whose states are read: both (paper), left, right
+    sbo.internal = False  # True: the span's own first and last token, x_s and x_e
+    sbo.depth = 2  # dense layers, each with GeLU and LayerNorm; the paper has two
+
+    config.nsp = ConfigDict()
+    config.nsp.weight = 1.0  # of next-sentence prediction; pairs only, 0 = no head
 
     config.optimizer = optimizer = ConfigDict()
     optimizer.learning_rate = 1e-4  # peak

@@ -41,7 +41,13 @@ _IDENTITY = {
     "model.type_vocab_size",
     "sbo.positions",
     "sbo.position_size",
+    "sbo.depth",
+    # Left and right make the same shape.
+    "sbo.boundaries",
 }
+# Settings of the identity that are younger than the first runs, with what these had:
+# their checkpoints can be resumed.
+_BEFORE = {"data.pairs": False, "sbo.depth": 2, "sbo.boundaries": "both"}
 
 Rule = tuple[tuple[str, ...], str, Callable[[Any], bool]]
 
@@ -63,6 +69,7 @@ _RULES: list[Rule] = [
             "model.type_vocab_size",
             "sbo.positions",
             "sbo.position_size",
+            "sbo.depth",
             "checkpoint.every",
             "checkpoint.keep",
         ),
@@ -82,6 +89,7 @@ _RULES: list[Rule] = [
     (
         (
             "sbo.weight",
+            "nsp.weight",
             "optimizer.end_learning_rate",
             "optimizer.weight_decay",
             "optimizer.clip_norm",
@@ -144,6 +152,11 @@ _RULES: list[Rule] = [
     ),
     (("sbo.edges",), "one of use, skip", ("use", "skip").__contains__),
     (
+        ("sbo.boundaries",),
+        "one of both, left, right",
+        ("both", "left", "right").__contains__,
+    ),
+    (
         ("model.dtype",),
         "one of float32, bfloat16",
         ("float32", "bfloat16").__contains__,
@@ -183,6 +196,11 @@ def validate(config: ConfigDict) -> None:
     _not_above(values, "train.stop_after", "train.steps")
     _divides(values, "train.accumulation", "train.batch_size")
     _divides(values, "model.num_heads", "model.hidden_size")
+    if values["data.pairs"] and values["model.type_vocab_size"] < 2:
+        raise InputError(
+            f"model.type_vocab_size is {values['model.type_vocab_size']}; with"
+            " data.pairs=True it must be at least 2, one type for each segment"
+        )
     shares = values["data.mask_share"] + values["data.random_share"]
     if shares > 1:
         raise InputError(
@@ -327,6 +345,7 @@ def model(config: ConfigDict, vocab_size: int) -> "SpanBert":
     import jax.numpy as jnp
 
     from spanbert_jax.model.encoder import Geometry
+    from spanbert_jax.model.heads import Sbo
     from spanbert_jax.model.spanbert import SpanBert
 
     settings = config.model
@@ -342,11 +361,24 @@ def model(config: ConfigDict, vocab_size: int) -> "SpanBert":
         attention_dropout=settings.attention_dropout,
         dtype=jnp.dtype(settings.dtype),
     )
+    side = config.sbo.boundaries
+    sbo = Sbo(
+        positions=config.sbo.positions,
+        position_size=config.sbo.position_size,
+        depth=config.sbo.depth,
+        sides=("left", "right") if side == "both" else (side,),
+        internal=config.sbo.internal,
+    )
     return SpanBert(
         geometry=geometry,
-        sbo_positions=config.sbo.positions if config.sbo.weight else 0,
-        sbo_position_size=config.sbo.position_size,
+        sbo=sbo if config.sbo.weight else None,
+        nsp=config.data.pairs and config.nsp.weight > 0,
     )
+
+
+def loss_weights(config: ConfigDict) -> dict[str, float]:
+    """The weight in the objective of each head that a model may have."""
+    return {"mlm": 1.0, "sbo": config.sbo.weight, "nsp": config.nsp.weight}
 
 
 def identity(values: dict[str, Any]) -> dict[str, Any]:
@@ -361,7 +393,7 @@ def identity(values: dict[str, Any]) -> dict[str, Any]:
     """
     return {
         name: value
-        for name, value in values.items()
+        for name, value in (_BEFORE | values).items()
         if name in _IDENTITY or (name.startswith("data.") and name not in _NOT_IDENTITY)
     }
 

@@ -124,41 +124,77 @@ def mlm_logits(x: np.ndarray, params: Tree) -> np.ndarray:
     return vocabulary_logits(y, params, "mlm_head")
 
 
-def sbo_logits(
-    left: np.ndarray, right: np.ndarray, offset: int, params: Tree
-) -> np.ndarray:
+def boundary_places(
+    batch: dict[str, np.ndarray], row: int, slot: int, boundaries: str, internal: bool
+) -> list[int]:
+    """Where a target's span has its boundaries: beside it, or at its own two ends."""
+    if internal:
+        target = batch["target_positions"][row, slot]
+        left = target - (batch["span_offsets"][row, slot] - 1)
+        right = batch["right_positions"][row, slot] - 1
+    else:
+        left = batch["left_positions"][row, slot]
+        right = batch["right_positions"][row, slot]
+    return {"both": [left, right], "left": [left], "right": [right]}[boundaries]
+
+
+def sbo_logits(states: list[np.ndarray], offset: int, params: Tree) -> np.ndarray:
     """Of one target, the `offset`-th of its span, from the span's boundaries: [V]."""
     head = params["sbo_head"]
     [table] = (part["embedding"] for part in head.values() if "embedding" in part)
-    h0 = np.concatenate([left, right, table[offset - 1]])
-    h1 = layer_norm(gelu(linear(h0, head["dense_1"])), head["norm_1"])
-    y = layer_norm(gelu(linear(h1, head["dense_2"])), head["norm_2"])
+    y = np.concatenate([*states, table[offset - 1]])
+    for number in range(1, sum(name.startswith("dense_") for name in head) + 1):
+        y = layer_norm(gelu(linear(y, head[f"dense_{number}"])), head[f"norm_{number}"])
     return vocabulary_logits(y, params, "sbo_head")
 
 
+def nsp_logits(x: np.ndarray, params: Tree) -> np.ndarray:
+    """Of one block, from the hidden state at its [CLS]: [2]."""
+    head = params["nsp_head"]
+    return linear(np.tanh(linear(x, head["pooler"])), head["relationship"])
+
+
+# What each head is to predict, and what counts.
+TARGETS = {
+    "mlm": ("target_ids", "target_weights"),
+    "sbo": ("target_ids", "sbo_weights"),
+    "nsp": ("nsp_labels", "nsp_weights"),
+}
+
+
 def target_logits(
-    params: Tree, hidden: np.ndarray, batch: dict[str, np.ndarray], head: str
+    params: Tree,
+    hidden: np.ndarray,
+    batch: dict[str, np.ndarray],
+    head: str,
+    boundaries: str = "both",
+    internal: bool = False,
 ) -> Iterator[tuple[int, int, np.ndarray]]:
-    """Row, slot and logits of each slot that counts for a head, "mlm" or "sbo"."""
-    weights = {"mlm": "target_weights", "sbo": "sbo_weights"}[head]
-    for row, slot in np.argwhere(batch[weights]).tolist():
+    """Row, slot and logits of each slot that counts for a head of `TARGETS`."""
+    for row, slot in np.argwhere(batch[TARGETS[head][1]]).tolist():
         x = hidden[row]
         if head == "mlm":
             logits = mlm_logits(x[batch["target_positions"][row, slot]], params)
+        elif head == "nsp":
+            logits = nsp_logits(x[batch["nsp_positions"][row, slot]], params)
         else:
-            left = x[batch["left_positions"][row, slot]]
-            right = x[batch["right_positions"][row, slot]]
-            logits = sbo_logits(left, right, batch["span_offsets"][row, slot], params)
+            places = boundary_places(batch, row, slot, boundaries, internal)
+            states = [x[place] for place in places]
+            logits = sbo_logits(states, batch["span_offsets"][row, slot], params)
         yield row, slot, logits
 
 
 def head_sums(
-    params: Tree, hidden: np.ndarray, batch: dict[str, np.ndarray], head: str
+    params: Tree,
+    hidden: np.ndarray,
+    batch: dict[str, np.ndarray],
+    head: str,
+    **variant: Any,
 ) -> tuple[float, int, int]:
     """Summed -log P of a head's targets, how many it got right, and how many."""
     loss, correct, count = 0.0, 0, 0
-    for row, slot, logits in target_logits(params, hidden, batch, head):
-        target = batch["target_ids"][row, slot]
+    for row, slot, logits in target_logits(params, hidden, batch, head, **variant):
+        target = batch[TARGETS[head][0]][row, slot]
         loss -= log_softmax(logits)[target]
         correct += int(logits.argmax() == target)
         count += 1
@@ -166,10 +202,12 @@ def head_sums(
 
 
 def objective(
-    params: Tree, batch: dict[str, np.ndarray], heads: int, sbo_weight: float
+    params: Tree, batch: dict[str, np.ndarray], heads: int, weights: dict[str, float]
 ) -> float:
-    """The loss of the paper: two means over the targets of the whole batch."""
+    """The loss: a mean over the targets of the whole batch for each head."""
     hidden = encode(params, batch, heads)
-    mlm, _, mlm_count = head_sums(params, hidden, batch, "mlm")
-    sbo, _, sbo_count = head_sums(params, hidden, batch, "sbo")
-    return mlm / mlm_count + sbo_weight * sbo / sbo_count
+    loss = 0.0
+    for head, weight in weights.items():
+        total, _, count = head_sums(params, hidden, batch, head)
+        loss += weight * total / count
+    return loss

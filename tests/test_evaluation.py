@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 import reference
 import text
 import toy
+from pairs import as_pairs
 from spanbert_jax import settings
 from spanbert_jax.data.batch import Batch, Feed, empty_batch, make_batch
 from spanbert_jax.data.plan import ordered_rows
@@ -27,7 +28,7 @@ from spanbert_jax.training.evaluation import (
     unigram_log_probs,
 )
 from spanbert_jax.training.sharding import make_mesh
-from spanbert_jax.training.step import Hits, evaluation_step
+from spanbert_jax.training.step import Predictions, evaluation_step
 
 MASK = text.SPECIAL.mask
 
@@ -181,29 +182,31 @@ def cut(feed: Feed, size: int) -> list[Batch]:
 UNIGRAM = np.log(np.random.default_rng(9).dirichlet(np.ones(text.VOCAB_SIZE)))
 
 
-def made_up_step(_: Any, batch: Batch) -> tuple[Prediction, Prediction, Hits]:
+def made_up_step(_: Any, batch: Batch) -> tuple[Predictions, dict[str, np.ndarray]]:
     """Losses and hits that follow from the targets, by arithmetic."""
     batch = {key: np.asarray(array) for key, array in batch.items()}
-    hits = batch["target_ids"] % 3 > 0
-    losses = 1 + batch["target_ids"] % 7
-    sums = [
-        Prediction(
+    predictions, hits = {}, {}
+    for head, (ids, weights) in reference.TARGETS.items():
+        if weights not in batch:
+            continue
+        hits[head] = batch[ids] % 3 > 0
+        losses = 1 + batch[ids] % 7
+        predictions[head] = Prediction(
             *(
-                np.float32((numbers * batch[key]).sum())
-                for numbers in (losses, hits, np.ones(hits.shape))
+                np.float32((numbers * batch[weights]).sum())
+                for numbers in (losses, hits[head], np.ones(losses.shape))
             )
         )
-        for key in ("target_weights", "sbo_weights")
-    ]
-    return *sums, Hits(hits, hits)
+    return predictions, hits
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 64])
 def test_the_size_of_the_batches_changes_no_metric(
     feed: Feed, mesh: Mesh, size: int
 ) -> None:
-    found = evaluate(made_up_step, None, cut(feed, size), mesh, MASK, UNIGRAM)
-    whole = all_rows(feed)
+    batches = map(as_pairs, cut(feed, size))
+    found = evaluate(made_up_step, None, batches, mesh, MASK, UNIGRAM)
+    whole = as_pairs(all_rows(feed))
     assert feed.plan.num_rows % 7
     hits = whole["target_ids"] % 3 > 0
     expected: dict[str, Any] = {}
@@ -220,6 +223,11 @@ def test_the_size_of_the_batches_changes_no_metric(
             for name, r, n in zip(LENGTH_NAMES, right, spans, strict=True)
             if n
         }
+    labels = whole["nsp_labels"][whole["nsp_weights"] > 0]
+    assert 0 < labels.mean() < 1
+    expected["nsp_loss"] = pytest.approx(1 + labels.mean())
+    expected["nsp_accuracy"] = pytest.approx(labels.mean())
+    expected["nsp_targets"] = len(labels)
     targets = whole["target_ids"][whole["target_weights"] > 0]
     expected["unigram_loss"] = pytest.approx(-UNIGRAM[targets].mean())
     expected["perplexity"] = pytest.approx(math.exp(found["mlm_loss"]))
@@ -229,19 +237,23 @@ def test_the_size_of_the_batches_changes_no_metric(
 def test_a_head_without_targets_is_left_out(mesh: Mesh) -> None:
     batch = make_spans([(3, 5)])
     batch["sbo_weights"][:] = 0
-    found = evaluate(made_up_step, None, [batch], mesh, MASK, UNIGRAM)
-    assert found["mlm_targets"] == 3
-    assert not any(name.startswith("sbo") for name in found)
+    for each in (batch, as_pairs(batch)):
+        found = evaluate(made_up_step, None, [each], mesh, MASK, UNIGRAM)
+        assert found["mlm_targets"] == 3
+        assert not any(name.startswith(("sbo", "nsp")) for name in found)
     assert evaluate(made_up_step, None, [], mesh, MASK, UNIGRAM) == {}
 
 
-def test_a_model_is_scored_as_plain_numpy_does(mesh: Mesh) -> None:
+@pytest.mark.parametrize("internal", [False, True])
+def test_a_model_is_scored_as_plain_numpy_does(mesh: Mesh, internal: bool) -> None:
     config = toy.make_config(Path())
+    config.data.pairs = True
+    config.sbo.internal = internal
     config.model.num_layers = 1
     model = settings.model(config, text.VOCAB_SIZE)
     feed = text.make_feed(text.random_split(10, [30, 8, 30, 17, 1, 12]), 32)
     size, heads = 2, config.model.num_heads
-    batches = cut(feed, size)
+    batches = list(map(as_pairs, cut(feed, size)))
     assert len(batches) > 1
     init = functools.partial(model.init, deterministic=True)
     shapes = jax.eval_shape(init, jax.random.key(0), batches[0])["params"]
@@ -253,16 +265,23 @@ def test_a_model_is_scored_as_plain_numpy_does(mesh: Mesh) -> None:
     step = jax.jit(functools.partial(evaluation_step, model=model))
     found = evaluate(step, params, batches, mesh, MASK, UNIGRAM)
     exact = reference.double(params)
-    for head in ("mlm", "sbo"):
+    encoded = [reference.encode(exact, batch, heads) for batch in batches]
+    for head in ("mlm", "sbo", "nsp"):
         sums = [
-            reference.head_sums(
-                exact, reference.encode(exact, batch, heads), batch, head
-            )
-            for batch in batches
+            reference.head_sums(exact, hidden, batch, head, internal=internal)
+            for hidden, batch in zip(encoded, batches, strict=True)
         ]
         loss, correct, count = map(sum, zip(*sums, strict=True))
         assert found[f"{head}_targets"] == count
         assert found[f"{head}_loss"] == pytest.approx(loss / count, rel=1e-5)
         assert found[f"{head}_accuracy"] == pytest.approx(correct / count)
         assert 0 < correct < count
+    # Spans are the same whatever the head reads of them.
+    counted = [
+        count_spans(batch, np.zeros_like(batch["target_ids"]), batch["sbo_weights"])[1]
+        for batch in batches
+    ]
+    assert sum(map(sum, counted)) > 0
+    assert [*found["sbo_spans"].values()] == np.sum(counted, axis=0).tolist()
+    assert "nsp_spans" not in found
     assert found["perplexity"] == pytest.approx(math.exp(found["mlm_loss"]))

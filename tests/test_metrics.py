@@ -23,6 +23,11 @@ from spanbert_jax.training.metrics import (
 )
 from spanbert_jax.training.step import StepMetrics
 
+# Sums over 20 MLM targets, 5 right; 10 SBO targets, 1 right; 8 pairs, 6 right.
+MLM = Prediction(*np.float32([60, 5, 20]))
+SBO = Prediction(*np.float32([5, 1, 10]))
+NSP = Prediction(*np.float32([4, 6, 8]))
+
 
 @pytest.fixture
 def config() -> ConfigDict:
@@ -35,12 +40,13 @@ def batch() -> Batch:
     return make_batch(feed, np.array([0, -1]), np.array([0, 0]))
 
 
-def make_metrics(loss: float = 3.5, grad_norm: float = 0.75) -> StepMetrics:
-    """20 MLM targets, 5 right, loss 60; 10 SBO targets, 1 right, loss 5."""
+def make_metrics(
+    loss: float = 3.5, grad_norm: float = 0.75, **heads: Prediction
+) -> StepMetrics:
+    """Of MLM and SBO, or of the heads that are given."""
     return StepMetrics(
         loss=np.float32(loss),
-        mlm=Prediction(*np.float32([60, 5, 20])),
-        sbo=Prediction(*np.float32([5, 1, 10])),
+        heads=heads or {"mlm": MLM, "sbo": SBO},
         grad_norm=np.float32(grad_norm),
         tokens=np.int32(89),
     )
@@ -173,15 +179,43 @@ def test_an_update_is_recorded_with_its_means_and_its_rate(
     }
 
 
-def test_a_run_without_sbo_records_none(
+def test_a_run_records_the_heads_that_it_has(
     tmp_path: Path, config: ConfigDict, batch: Batch
 ) -> None:
-    config.sbo.weight = 0.0
     log = Log(tmp_path, config, 0, 20)
-    log.update(1, make_metrics(), batch)
+    log.update(1, make_metrics(mlm=MLM), batch)
+    log.update(2, make_metrics(mlm=MLM, sbo=SBO, nsp=NSP), batch)
+    log.close()
+    one, all_three = lines(tmp_path)
+    assert not any(name.startswith(("sbo", "nsp")) for name in one)
+    assert (all_three["nsp_loss"], all_three["nsp_accuracy"]) == (0.5, 0.75)
+    assert all_three.keys() - one.keys() == {
+        *("sbo_loss", "sbo_accuracy", "nsp_loss", "nsp_accuracy")
+    }
+
+
+def test_a_step_without_a_target_of_a_head_records_0(
+    tmp_path: Path, config: ConfigDict, batch: Batch
+) -> None:
+    log = Log(tmp_path, config, 0, 20)
+    log.update(1, make_metrics(mlm=MLM, nsp=Prediction(*np.zeros(3))), batch)
     log.close()
     [found] = lines(tmp_path)
-    assert not any(name.startswith("sbo") for name in found)
+    assert (found["nsp_loss"], found["nsp_accuracy"]) == (0, 0)
+
+
+def test_the_held_out_loss_weighs_the_heads_as_the_objective_does(
+    tmp_path: Path, config: ConfigDict
+) -> None:
+    config.sbo.weight, config.nsp.weight = 0.5, 0.25
+    log = Log(tmp_path, config, 0, 20)
+    log.evaluation(1, {"mlm_loss": 3.0})
+    log.evaluation(2, {"mlm_loss": 3.0, "sbo_loss": 4.0})
+    log.evaluation(3, {"mlm_loss": 3.0, "sbo_loss": 4.0, "nsp_loss": 0.5})
+    with pytest.raises(NonFiniteError, match="nan after step 4"):
+        log.evaluation(4, {"mlm_loss": 3.0, "nsp_loss": math.nan})
+    log.close()
+    assert [found["loss"] for found in lines(tmp_path)] == [3.0, 5.0, 5.125]
 
 
 def test_every_nth_update_is_recorded(
@@ -220,10 +254,15 @@ def test_a_record_is_said_in_one_line(
 ) -> None:
     log = Log(tmp_path, config, 0, 2000)
     log.update(1234, make_metrics(), batch)
+    log.update(1235, make_metrics(mlm=MLM, nsp=NSP), batch)
     log.close()
-    [line] = capsys.readouterr().out.splitlines()
+    line, with_nsp = capsys.readouterr().out.splitlines()
     for part in ("1,234", "train", "loss 3.500", "MLM 3.000", "25.0%", "SBO 0.500"):
         assert part in line
+    assert "NSP" not in line
+    for part in ("NSP 0.500", "NSP accuracy 75.0%"):
+        assert part in with_nsp
+    assert "SBO" not in with_nsp
 
 
 def events(workdir: Path) -> Iterator:

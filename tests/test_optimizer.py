@@ -12,6 +12,7 @@ import pytest
 from ml_collections import ConfigDict
 
 import toy
+from pairs import as_pairs
 from spanbert_jax import settings
 from spanbert_jax.data.batch import empty_batch
 from spanbert_jax.training.optimizer import decay_mask, learning_rate, make_optimizer
@@ -103,9 +104,11 @@ def test_a_traced_count_has_the_same_rate() -> None:
 def parameters_of_one_layer() -> Tree:
     config = toy.make_config(Path())
     config.model.num_layers = 1
+    config.data.pairs = True
     model = settings.model(config, vocab_size=50)
     init = functools.partial(model.init, deterministic=True)
-    return jax.eval_shape(init, jax.random.key(0), empty_batch(1, 8, 8))["params"]
+    batch = as_pairs(empty_batch(1, 8, 8))
+    return jax.eval_shape(init, jax.random.key(0), batch)["params"]
 
 
 def test_tables_and_kernels_decay_biases_and_layer_norm_do_not() -> None:
@@ -143,6 +146,7 @@ def test_tables_and_kernels_decay_biases_and_layer_norm_do_not() -> None:
             "norm_2": norm,
             "projection": {"bias": False},
         },
+        "nsp_head": {"pooler": linear, "relationship": linear},
     }
 
 

@@ -17,6 +17,7 @@ from spanbert_jax import settings
 from spanbert_jax.corpus.store import Corpus
 from spanbert_jax.data.masking import SCHEMES
 from spanbert_jax.errors import InputError, StorageError
+from spanbert_jax.model.heads import Sbo
 from spanbert_jax.training.sharding import make_mesh
 
 CONFIGS = sorted(
@@ -79,6 +80,7 @@ AT_LEAST_1 = [
     "model.type_vocab_size",
     "sbo.positions",
     "sbo.position_size",
+    "sbo.depth",
     "checkpoint.every",
     "checkpoint.keep",
 ]
@@ -89,6 +91,7 @@ NOT_NEGATIVE = [
     "data.eval_seed",
     "eval.max_blocks",
     "sbo.weight",
+    "nsp.weight",
     "optimizer.warmup_steps",
     "optimizer.end_learning_rate",
     "optimizer.weight_decay",
@@ -139,6 +142,8 @@ WRONG = [
     ("data.replacement", "sentence"),
     ("data.random_tokens", "zipf"),
     ("sbo.edges", "maybe"),
+    ("sbo.boundaries", "none"),
+    ("sbo.boundaries", ""),
     ("model.dtype", "float16"),
     ("mesh.data", 0),
     ("mesh.data", -2),
@@ -185,6 +190,10 @@ def test_a_wrong_value_is_named_with_its_setting(
             ("train.batch_size is 8", "train.accumulation", "3"),
         ),
         (
+            {"data.pairs": True, "model.type_vocab_size": 1},
+            ("data.pairs", "model.type_vocab_size is 1", "2"),
+        ),
+        (
             {"data.mask_share": 0.75, "data.random_share": 0.5},
             ("data.mask_share", "data.random_share", "1.25"),
         ),
@@ -209,6 +218,9 @@ def test_settings_at_odds_are_both_named(
         {"data.block_length": 32, "model.max_positions": 32},
         {"data.mask_share": 1.0, "data.random_share": 0.0},
         {"sbo.weight": 0.0},
+        {"nsp.weight": 0.0, "data.pairs": True},
+        {"model.type_vocab_size": 1},
+        {"sbo.depth": 1, "sbo.boundaries": "left", "sbo.internal": True},
         {"model.dropout": 0.0, "model.attention_dropout": 1 / 512},
         {"optimizer.clip_norm": 0.0},
         {"mesh.data": -1},
@@ -289,6 +301,7 @@ IDENTITY = {
     "train.batch_size",
     "data.block_length",
     "data.packing",
+    "data.pairs",
     "data.masking",
     "data.replacement",
     "data.mask_ratio",
@@ -308,6 +321,8 @@ IDENTITY = {
     "model.type_vocab_size",
     "sbo.positions",
     "sbo.position_size",
+    "sbo.depth",
+    "sbo.boundaries",
 }
 
 
@@ -316,6 +331,18 @@ def test_the_identity_is_seed_batch_shapes_and_data_without_paths_and_workers(
 ) -> None:
     values = settings.flatten(config)
     assert settings.identity(values) == {name: values[name] for name in IDENTITY}
+
+
+def test_a_run_from_before_a_setting_is_one_with_what_it_did_then(
+    config: ConfigDict,
+) -> None:
+    now = settings.flatten(config)
+    young = {"data.pairs", "sbo.depth", "sbo.boundaries"}
+    before = {name: value for name, value in now.items() if name not in young}
+    assert settings.identity(before) == settings.identity(now)
+    for name, value in (("data.pairs", True), ("sbo.depth", 3)):
+        changed = settings.identity(now | {name: value})
+        assert settings.identity(before) != changed
 
 
 def test_the_masking_recipe_is_that_of_the_config(config: ConfigDict) -> None:
@@ -400,7 +427,27 @@ def test_the_model_is_that_of_the_config(config: ConfigDict) -> None:
     assert (g.vocab_size, g.num_layers, g.hidden_size, g.num_heads) == (1234, 2, 64, 2)
     assert (g.intermediate_size, g.max_positions, g.type_vocab_size) == (128, 32, 2)
     assert (g.dropout, g.attention_dropout, g.dtype) == (0.25, 0.125, "bfloat16")
-    assert (model.sbo_positions, model.sbo_position_size) == (20, 200)
+    assert model.sbo is not None
+    assert (model.sbo.positions, model.sbo.position_size) == (20, 200)
+    assert (model.sbo.depth, model.sbo.internal) == (2, False)
+    assert model.sbo.sides == ("left", "right")
+    assert not model.nsp
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_the_form_of_sbo_is_that_of_the_config(config: ConfigDict, side: str) -> None:
+    config.sbo.boundaries = side
+    config.sbo.internal = True
+    config.sbo.depth = 3
+    config.sbo.positions = 7
+    config.sbo.position_size = 50
+    form = settings.model(config, 1234).sbo
+    assert form == Sbo(7, 50, 3, (side,), True)
+
+
+def test_the_heads_weigh_what_the_config_says(config: ConfigDict) -> None:
+    config.sbo.weight, config.nsp.weight = 0.5, 0.25
+    assert settings.loss_weights(config) == {"mlm": 1.0, "sbo": 0.5, "nsp": 0.25}
 
 
 def test_the_cache_is_the_one_asked_for_or_the_users(

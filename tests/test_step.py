@@ -15,12 +15,14 @@ from ml_collections import ConfigDict
 import reference
 import text
 import toy
+from pairs import as_pairs
 from spanbert_jax import settings
 from spanbert_jax.data.batch import Batch, empty_batch, make_batch
 from spanbert_jax.model.spanbert import Logits
 from spanbert_jax.training.optimizer import make_optimizer
 from spanbert_jax.training.sharding import by_rows, make_mesh, put_batch, replicated
 from spanbert_jax.training.step import (
+    Predictions,
     StepMetrics,
     TrainState,
     init_state,
@@ -29,7 +31,7 @@ from spanbert_jax.training.step import (
 )
 
 LENGTH, SLOTS, HEADS = 32, 8, 2
-SBO_WEIGHT = 0.5
+WEIGHTS = {"mlm": 1.0, "sbo": 0.5, "nsp": 0.25}
 # Half the time to compile; it changes neither the sharding nor what is computed.
 QUICKLY = {"xla_backend_optimization_level": 0}
 Update = Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]
@@ -52,19 +54,24 @@ def make_config(
     config.model.num_heads = HEADS
     config.model.dropout = config.model.attention_dropout = dropout
     config.model.dtype = dtype
-    config.sbo.weight = SBO_WEIGHT
+    config.data.pairs = True
+    config.sbo.weight = WEIGHTS["sbo"]
+    config.nsp.weight = WEIGHTS["nsp"]
     return config
 
 
 def make_rows(packing: bool, rows: int = 32) -> Batch:
-    """24 blocks of 1 to 30 tokens, so of 1 to 5 targets or more, and empty rows."""
+    """24 blocks of 1 to 30 tokens, so of 1 to 5 targets or more, and empty rows.
+
+    Those of at least 3 tokens are pairs.
+    """
     lengths = [30, 1, 2, 30, 3, 17, 1, 7, 30, 30, 1, 1] * 2
     feed = text.make_feed(text.random_split(3, lengths), LENGTH, packing)
     assert feed.target_slots == SLOTS
     numbers = np.arange(rows)
     numbers = np.where(numbers < feed.plan.num_rows, numbers, -1)
     assert feed.plan.num_rows < rows or not packing
-    return make_batch(feed, numbers, np.zeros_like(numbers))
+    return as_pairs(make_batch(feed, numbers, np.zeros_like(numbers)))
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +81,9 @@ def padded() -> Batch:
     assert counts.min() == 0
     assert counts[counts > 0].max() >= 5 * counts[counts > 0].min()
     assert 0 < batch["sbo_weights"].sum() <= batch["target_weights"].sum()
+    paired = batch["nsp_weights"].sum(axis=1)
+    assert 0 < paired.sum() < (counts > 0).sum()
+    assert 0 < (batch["nsp_labels"] * batch["nsp_weights"]).sum() < paired.sum()
     return batch
 
 
@@ -87,17 +97,17 @@ def params() -> reference.Tree:
             optimizer=make_optimizer(config),
         ),
         jax.random.key(0),
-        empty_batch(1, LENGTH, SLOTS),
+        as_pairs(empty_batch(1, LENGTH, SLOTS)),
     )
     return reference.rough_params(state.params, seed=4)
 
 
 class Outcome(NamedTuple):
-    """The loss of a batch, its gradients, and the sums of both heads."""
+    """The loss of a batch, its gradients, and the sums of its heads."""
 
     loss: float
     gradients: reference.Tree
-    sums: tuple[Any, Any]
+    sums: Predictions
 
 
 def differentiate(
@@ -110,7 +120,7 @@ def differentiate(
         functools.partial(
             loss_and_gradients,
             model=settings.model(config, text.VOCAB_SIZE),
-            sbo_weight=SBO_WEIGHT,
+            weights=WEIGHTS,
             accumulation=config.train.accumulation,
         ),
         in_shardings=(whole, rows, whole),
@@ -121,7 +131,7 @@ def differentiate(
     def call(batch: Batch) -> Outcome:
         key = jax.random.key(0)
         found = jax.device_get(compiled(params, put_batch(batch, mesh), key))
-        return Outcome(float(found[0]), found[1], found[2:])
+        return Outcome(float(found[0]), *found[1:])
 
     return call
 
@@ -148,7 +158,9 @@ def assert_same(found: Outcome, expected: Outcome) -> None:
         assert np.linalg.norm(ours - theirs) <= 1e-5 * size, name
 
     jax.tree_util.tree_map_with_path(check, found.gradients, expected.gradients)
-    for ours, theirs in zip(found.sums, expected.sums, strict=True):
+    assert found.sums.keys() == expected.sums.keys() == WEIGHTS.keys()
+    for head, ours in found.sums.items():
+        theirs = expected.sums[head]
         assert ours.weight == theirs.weight
         assert ours.correct == theirs.correct
         assert ours.loss == pytest.approx(theirs.loss, rel=1e-6)
@@ -157,7 +169,7 @@ def assert_same(found: Outcome, expected: Outcome) -> None:
 def test_the_loss_is_that_of_plain_numpy(
     params: reference.Tree, padded: Batch, expected: Outcome
 ) -> None:
-    value = reference.objective(reference.double(params), padded, HEADS, SBO_WEIGHT)
+    value = reference.objective(reference.double(params), padded, HEADS, WEIGHTS)
     assert expected.loss == pytest.approx(value, rel=1e-6)
 
 
@@ -173,7 +185,7 @@ def test_the_gradient_is_the_slope_of_plain_numpy(
             reference.double(params),
             reference.double(direction),
         )
-        return reference.objective(moved, padded, HEADS, SBO_WEIGHT)
+        return reference.objective(moved, padded, HEADS, WEIGHTS)
 
     slope = (along(step) - along(-step)) / (2 * step)
     products = jax.tree.map(
@@ -218,6 +230,7 @@ def test_packing_changes_neither_loss_nor_gradients(
 ) -> None:
     packed = make_rows(packing=True)
     assert packed["segment_ids"].max() > 1
+    assert packed["nsp_weights"].sum(axis=1).max() > 1
     rows_used = (packed["segment_ids"] > 0).any(axis=1).sum()
     assert rows_used < (padded["segment_ids"] > 0).any(axis=1).sum()
     assert_same(at_once(packed), expected)
@@ -228,7 +241,10 @@ def differentiate_stub(
 ) -> tuple[Any, ...]:
     compiled = jax.jit(
         functools.partial(
-            loss_and_gradients, model=model, sbo_weight=1.0, accumulation=accumulation
+            loss_and_gradients,
+            model=model,
+            weights={"mlm": 1.0},
+            accumulation=accumulation,
         ),
         compiler_options=QUICKLY,
     )
@@ -240,7 +256,8 @@ class FixedLosses:
 
     def apply(self, variables: dict, batch: dict, **_: object) -> Logits:
         losses = batch["losses"] * variables["params"]
-        return Logits(jnp.stack([-losses, jnp.log1p(-jnp.exp(-losses))], -1), None)
+        logits = jnp.stack([-losses, jnp.log1p(-jnp.exp(-losses))], -1)
+        return Logits(logits, None, None)
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
@@ -250,15 +267,16 @@ def test_the_loss_is_no_mean_of_means(accumulation: int) -> None:
         "losses": jnp.array([[10.0, 1, 1, 1], [2.5, 2.5, 2.5, 2.5]]),
         "target_ids": jnp.zeros((2, 4), jnp.int32),
         "target_weights": jnp.array([[1.0, 0, 0, 0], [1, 1, 1, 1]]),
-        "sbo_weights": jnp.zeros((2, 4)),
+        "sbo_weights": jnp.ones((2, 4)),
     }
-    loss, gradient, mlm, sbo = differentiate_stub(
+    loss, gradient, heads = differentiate_stub(
         FixedLosses(), jnp.ones(()), batch, accumulation
     )
     assert float(loss) == pytest.approx(4.0, rel=1e-5)
     assert float(gradient) == pytest.approx(4.0, rel=1e-5)
-    assert (float(mlm.loss), float(mlm.weight)) == (pytest.approx(20, rel=1e-5), 5)
-    assert (float(sbo.loss), float(sbo.weight)) == (0, 0)
+    assert heads.keys() == {"mlm"}
+    sums = heads["mlm"]
+    assert (float(sums.loss), float(sums.weight)) == (pytest.approx(20, rel=1e-5), 5)
 
 
 def compile_update(config: ConfigDict) -> Update:
@@ -271,7 +289,7 @@ def compile_update(config: ConfigDict) -> Update:
             model=settings.model(config, text.VOCAB_SIZE),
             optimizer=make_optimizer(config),
             seed=config.train.seed,
-            sbo_weight=config.sbo.weight,
+            weights=settings.loss_weights(config),
             accumulation=config.train.accumulation,
         ),
         in_shardings=(whole, rows),
@@ -306,7 +324,7 @@ def state() -> TrainState:
         model=settings.model(config, text.VOCAB_SIZE),
         optimizer=make_optimizer(config),
     )
-    batch = empty_batch(1, LENGTH, SLOTS)
+    batch = as_pairs(empty_batch(1, LENGTH, SLOTS))
     init = jax.jit(init, compiler_options=QUICKLY)
     return jax.device_get(init(jax.random.key(0), batch))
 
@@ -342,6 +360,11 @@ def drop_sbo(batch: Batch) -> None:
     batch["sbo_weights"][:] = 0
 
 
+def drop_nsp(batch: Batch) -> None:
+    for key in ("nsp_positions", "nsp_labels", "nsp_weights"):
+        batch[key][:] = 0
+
+
 def empty_one_row(batch: Batch) -> None:
     for array in batch.values():
         array[3] = 0
@@ -360,7 +383,14 @@ def empty_all_rows(batch: Batch) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     "spoil",
-    [drop_targets, drop_sbo, empty_one_row, empty_all_rows_but_one, empty_all_rows],
+    [
+        drop_targets,
+        drop_sbo,
+        drop_nsp,
+        empty_one_row,
+        empty_all_rows_but_one,
+        empty_all_rows,
+    ],
 )
 def test_an_empty_part_adds_nothing_and_breaks_nothing(
     updates: dict[str, Update],
@@ -374,11 +404,11 @@ def test_an_empty_part_adds_nothing_and_breaks_nothing(
     new, metrics = updates[dtype](state, eight)
     for leaf in jax.tree.leaves((new, metrics)):
         assert np.isfinite(leaf).all()
-    weights = {"mlm": eight["target_weights"], "sbo": eight["sbo_weights"]}
     loss = 0.0
-    for head, factor in (("mlm", 1), ("sbo", SBO_WEIGHT)):
-        sums = getattr(metrics, head)
-        assert sums.weight == weights[head].sum()
+    for head, factor in WEIGHTS.items():
+        sums = metrics.heads[head]
+        _, weights = reference.TARGETS[head]
+        assert sums.weight == eight[weights].sum()
         assert (sums.loss > 0) == (sums.weight > 0)
         loss += factor * sums.loss / max(sums.weight, 1)
     assert metrics.loss == pytest.approx(loss, rel=1e-6)
@@ -441,7 +471,8 @@ def test_accumulation_makes_one_update_with_dropout_on(
     moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), new.params, state.params)
     assert max(jax.tree.leaves(moved)) == pytest.approx(rate, rel=0.05)
     _, whole = updates["float32"](state, eight)
-    assert metrics.mlm.weight == whole.mlm.weight
+    for head, sums in metrics.heads.items():
+        assert sums.weight == whole.heads[head].weight > 0
     assert metrics.tokens == whole.tokens
     assert metrics.loss == pytest.approx(whole.loss, rel=0.05)
     assert metrics.grad_norm == pytest.approx(whole.grad_norm, rel=0.3)
@@ -453,7 +484,8 @@ class DrawnLosses:
     def apply(self, variables: dict, batch: dict, rngs: dict, **_: object) -> Logits:
         drawn = jax.random.uniform(rngs["dropout"], minval=1, maxval=2)
         losses = drawn * variables["params"][batch["row"]]
-        return Logits(jnp.stack([-losses, jnp.log1p(-jnp.exp(-losses))], -1), None)
+        logits = jnp.stack([-losses, jnp.log1p(-jnp.exp(-losses))], -1)
+        return Logits(logits, None, None)
 
 
 @pytest.mark.parametrize("accumulation", [1, 2, 4])
@@ -462,7 +494,6 @@ def test_each_microbatch_draws_a_mask_of_its_own(accumulation: int) -> None:
         "row": jnp.arange(4)[:, None],
         "target_ids": jnp.zeros((4, 1), jnp.int32),
         "target_weights": jnp.ones((4, 1)),
-        "sbo_weights": jnp.zeros((4, 1)),
     }
     _, gradient, *_ = differentiate_stub(
         DrawnLosses(), jnp.ones(4), batch, accumulation

@@ -1,9 +1,12 @@
 """Model FLOPs: what the matrix products of a step cost by arithmetic alone."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from spanbert_jax.model.spanbert import SpanBert
 
 
-def forward_flops(model: SpanBert, rows: int, length: int, slots: int) -> int:
+def forward_flops(model: SpanBert, batch: Mapping[str, Any]) -> int:
     """FLOPs of the matrix products of one forward pass.
 
     A multiply-add counts as two. Look-ups, LayerNorm, GeLU, softmax and dropout do not
@@ -11,25 +14,29 @@ def forward_flops(model: SpanBert, rows: int, length: int, slots: int) -> int:
 
     Args:
         model: the model.
-        rows: R.
-        length: L, places of a row.
-        slots: M, target slots of a row, each run through both heads.
+        batch: arrays, or anything else with their shapes, as `spanbert_jax.data.batch`
+            describes them.
 
     Returns:
         The number of operations.
     """
     g = model.geometry
     size = g.hidden_size
+    rows, length = batch["token_ids"].shape
     per_place = 4 * size * size + 2 * size * g.intermediate_size
     attention = 2 * length * length * size
-    layers = g.num_layers * (length * per_place + attention)
-    mlm = size * size + size * g.vocab_size
-    heads = mlm
-    if model.sbo_positions:
-        heads += (2 * size + model.sbo_position_size) * size + mlm
-    return 2 * rows * (layers + slots * heads)
+    products = g.num_layers * (length * per_place + attention)
+    projection = size * g.vocab_size
+    slot = size * size + projection
+    if model.sbo:
+        width = len(model.sbo.sides) * size + model.sbo.position_size
+        slot += width * size + (model.sbo.depth - 1) * size * size + projection
+    products += batch["target_positions"].shape[1] * slot
+    if model.nsp:
+        products += batch["nsp_positions"].shape[1] * (size * size + 2 * size)
+    return 2 * rows * products
 
 
-def step_flops(model: SpanBert, rows: int, length: int, slots: int) -> int:
+def step_flops(model: SpanBert, batch: Mapping[str, Any]) -> int:
     """FLOPs of an update: the backward pass costs twice the forward pass."""
-    return 3 * forward_flops(model, rows, length, slots)
+    return 3 * forward_flops(model, batch)

@@ -1,8 +1,11 @@
-"""The heads: masked language model and span boundary objective.
+"""The heads: masked language model, span boundary objective, next sentence.
 
-They see the gathered target slots only, never all places of a row. Shape suffixes:
-R rows, M target slots, D hidden size, V vocabulary (P with padding).
+They see gathered places only, never all places of a row. Shape suffixes: R rows, M
+target slots, K blocks a row, D hidden size, V vocabulary (P with padding).
 """
+
+import dataclasses
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -61,38 +64,64 @@ class MlmHead(nn.Module):
         return VocabularyProjection(self.vocab_size, name="projection")(y, table_PxD)
 
 
+@dataclasses.dataclass(frozen=True)
+class Sbo:
+    """The form of the span boundary objective; the paper's has both outer boundaries.
+
+    Attributes:
+        positions: rows of the position table.
+        position_size: width of the position table.
+        depth: dense layers, at least 1; two in the paper.
+        sides: the boundaries that the head reads, of "left" and "right" in this order.
+        internal: whether the boundaries are the span's own first and last token, x_s
+            and x_e, in place of the paper's x_{s-1} and x_{e+1}.
+    """
+
+    positions: int
+    position_size: int
+    depth: int
+    sides: tuple[str, ...]
+    internal: bool
+
+    def boundary_places(self, batch: Mapping[str, jax.Array]) -> list[jax.Array]:
+        """Where the boundaries stand: int32 [R, M] for each side, within the row."""
+        inward = int(self.internal)
+        places = {
+            "left": batch["left_positions"] + inward,
+            # An empty slot holds 0, and a place of -1 would be the row's last.
+            "right": jnp.maximum(batch["right_positions"] - inward, 0),
+        }
+        return [places[side] for side in self.sides]
+
+
 class SboHead(nn.Module):
     """The span boundary objective (Joshi et al. 2019, section 3.2).
 
-    y_i = f(x_{s-1}, x_{e+1}, p_{i-s+1}), f being two dense layers, each followed by
-    GeLU and LayerNorm. The reference code indexes its position table from 0 for the
-    first token of a span, and so do we.
+    y_i = f(x_{s-1}, x_{e+1}, p_{i-s+1}), f being dense layers, each followed by GeLU
+    and LayerNorm. The reference code indexes its position table from 0 for the first
+    token of a span, and so do we.
 
     Attributes:
         vocab_size: V.
-        positions: rows of the position table.
-        position_size: width of the position table.
+        form: what f reads, and how deep it is.
         dtype: of the computation.
     """
 
     vocab_size: int
-    positions: int
-    position_size: int
+    form: Sbo
     dtype: jnp.dtype
 
     @nn.compact
     def __call__(
         self,
-        left_RxMxD: jax.Array,
-        right_RxMxD: jax.Array,
+        boundaries_RxMxD: Sequence[jax.Array],
         span_offsets_RxM: jax.Array,
         table_PxD: jax.Array,
     ) -> jax.Array:
-        """Predicts tokens from the two hidden states beside their span.
+        """Predicts tokens from the hidden states at the boundaries of their span.
 
         Args:
-            left_RxMxD: hidden states before the spans.
-            right_RxMxD: hidden states after them.
+            boundaries_RxMxD: hidden states, one array for each side.
             span_offsets_RxM: int32, each target's number in its span, from 1. Those
                 beyond the table read its last row; their weight is to be 0.
             table_PxD: the token embedding.
@@ -100,13 +129,38 @@ class SboHead(nn.Module):
         Returns:
             Logits, float32 [R, M, P].
         """
-        size = left_RxMxD.shape[-1]
-        table_row = jnp.clip(span_offsets_RxM - 1, 0, self.positions - 1)
+        form, size = self.form, table_PxD.shape[-1]
+        table_row = jnp.clip(span_offsets_RxM - 1, 0, form.positions - 1)
         position = embedding(
-            self.positions, self.position_size, self.dtype, "position_embedding"
+            form.positions, form.position_size, self.dtype, "position_embedding"
         )(table_row)
-        y = jnp.concatenate([left_RxMxD, right_RxMxD, position], axis=-1)
-        for number in ("1", "2"):
+        y = jnp.concatenate([*boundaries_RxMxD, position], axis=-1)
+        for number in range(1, form.depth + 1):
             y = gelu(dense(size, self.dtype, f"dense_{number}")(y))
             y = layer_norm(self.dtype, f"norm_{number}")(y)
         return VocabularyProjection(self.vocab_size, name="projection")(y, table_PxD)
+
+
+class NspHead(nn.Module):
+    """BERT's next-sentence head: a dense layer with tanh, then two logits.
+
+    As in BERT, the first of the two is the pooler, and there is no dropout between.
+
+    Attributes:
+        dtype: of the pooler's computation.
+    """
+
+    dtype: jnp.dtype
+
+    @nn.compact
+    def __call__(self, x_RxKxD: jax.Array) -> jax.Array:
+        """Says whether a block's second segment follows its first.
+
+        Args:
+            x_RxKxD: hidden states at the blocks' [CLS].
+
+        Returns:
+            Logits, float32 [R, K, 2]: of "it follows" and of "it does not".
+        """
+        pooled = nn.tanh(dense(x_RxKxD.shape[-1], self.dtype, "pooler")(x_RxKxD))
+        return dense(2, jnp.dtype("float32"), "relationship")(pooled)

@@ -1,4 +1,4 @@
-"""SpanBERT: the encoder with its two heads."""
+"""SpanBERT: the encoder with its heads."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -7,21 +7,23 @@ import jax
 from flax import linen as nn
 
 from spanbert_jax.model.encoder import Encoder, Geometry
-from spanbert_jax.model.heads import MlmHead, SboHead, gather
+from spanbert_jax.model.heads import MlmHead, NspHead, Sbo, SboHead, gather
 
 
 class Logits(NamedTuple):
-    """What the heads say of each target slot, float32 [R, M, P].
+    """What the heads say; None where the model lacks the head.
 
     P is the vocabulary with its padding; the padding has probability 0.
 
     Attributes:
-        mlm: from the token's own hidden state.
-        sbo: from the boundaries of its span; None without an SBO head.
+        mlm: float32 [R, M, P], of each target slot from the token's own hidden state.
+        sbo: float32 [R, M, P], of each target slot from the boundaries of its span.
+        nsp: float32 [R, K, 2], of each block: its second segment follows, or does not.
     """
 
     mlm: jax.Array
     sbo: jax.Array | None
+    nsp: jax.Array | None
 
 
 class SpanBert(nn.Module):
@@ -29,23 +31,23 @@ class SpanBert(nn.Module):
 
     Attributes:
         geometry: the encoder's size.
-        sbo_positions: rows of the SBO position table; 0 for a model without SBO head.
-        sbo_position_size: width of that table.
+        sbo: the form of the SBO head; None for a model without it.
+        nsp: whether there is a next-sentence head.
     """
 
     geometry: Geometry
-    sbo_positions: int
-    sbo_position_size: int
+    sbo: Sbo | None
+    nsp: bool
 
     def setup(self) -> None:
         """Declares the submodules."""
         g = self.geometry
         self.encoder = Encoder(g)
         self.mlm_head = MlmHead(g.vocab_size, g.dtype)
-        if self.sbo_positions:
-            self.sbo_head = SboHead(
-                g.vocab_size, self.sbo_positions, self.sbo_position_size, g.dtype
-            )
+        if self.sbo:
+            self.sbo_head = SboHead(g.vocab_size, self.sbo, g.dtype)
+        if self.nsp:
+            self.nsp_head = NspHead(g.dtype)
 
     def __call__(self, batch: Mapping[str, jax.Array], deterministic: bool) -> Logits:
         """Predicts the targets of a batch.
@@ -73,9 +75,11 @@ class SpanBert(nn.Module):
         """The heads' logits, given the final encoder outputs."""
         table_PxD = self.encoder.token_embedding.embedding
         mlm = self.mlm_head(gather(x_RxLxD, batch["target_positions"]), table_PxD)
-        if not self.sbo_positions:
-            return Logits(mlm, None)
-        left_RxMxD = gather(x_RxLxD, batch["left_positions"])
-        right_RxMxD = gather(x_RxLxD, batch["right_positions"])
-        sbo = self.sbo_head(left_RxMxD, right_RxMxD, batch["span_offsets"], table_PxD)
-        return Logits(mlm, sbo)
+        sbo = nsp = None
+        if self.sbo:
+            places = self.sbo.boundary_places(batch)
+            boundaries = [gather(x_RxLxD, places_RxM) for places_RxM in places]
+            sbo = self.sbo_head(boundaries, batch["span_offsets"], table_PxD)
+        if self.nsp:
+            nsp = self.nsp_head(gather(x_RxLxD, batch["nsp_positions"]))
+        return Logits(mlm, sbo, nsp)

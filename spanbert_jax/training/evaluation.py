@@ -1,6 +1,7 @@
-"""Evaluation: how well both heads predict the held-out text under fixed masks."""
+"""Evaluation: how well the heads predict the held-out text under fixed masks."""
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -9,11 +10,13 @@ import numpy as np
 from jax.sharding import Mesh
 
 from spanbert_jax.data.batch import Batch
-from spanbert_jax.model.losses import Prediction
 from spanbert_jax.training.sharding import put_batch
-from spanbert_jax.training.step import DeviceBatch, Hits
+from spanbert_jax.training.step import TARGETS, DeviceBatch, Predictions
 
-EvaluationStep = Callable[[Any, DeviceBatch], tuple[Prediction, Prediction, Hits]]
+EvaluationStep = Callable[[Any, DeviceBatch], tuple[Predictions, dict[str, jax.Array]]]
+
+# The heads that predict the tokens of spans.
+_SPAN_HEADS = ("mlm", "sbo")
 
 # Spans of 1..10 tokens each by themselves, all longer ones together.
 LENGTH_NAMES = (*map(str, range(1, 11)), "11+")
@@ -37,6 +40,8 @@ def span_matches(
     batch: Batch, hits: np.ndarray, weights: np.ndarray, mask_id: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Counts the spans that were predicted right as a whole.
+
+    A span lies between its slots' left and right positions, whatever a head reads.
 
     Only spans all of whose tokens were replaced by [MASK] and have a weight count: what
     was kept or swapped is no prediction from context alone.
@@ -96,38 +101,37 @@ def evaluate(
     Returns:
         The metrics by name. Means over no target are left out.
     """
-    heads = {"mlm": np.zeros(3), "sbo": np.zeros(3)}
-    size = len(LENGTH_NAMES)
-    spans = {head: np.zeros((2, size), np.int64) for head in heads}
+    heads: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(3))
+    spans = {head: np.zeros((2, len(LENGTH_NAMES)), np.int64) for head in _SPAN_HEADS}
     unigram_loss = 0.0
     for batch in batches:
-        mlm, sbo, hits = jax.device_get(step(params, put_batch(batch, mesh)))
-        heads["mlm"] += mlm
-        heads["sbo"] += sbo
-        weights = batch["target_weights"]
-        unigram_loss -= float((unigram[batch["target_ids"]] * weights).sum())
-        spans["mlm"] += span_matches(batch, hits.mlm, weights, mask_id)
-        spans["sbo"] += span_matches(batch, hits.sbo, batch["sbo_weights"], mask_id)
+        predictions, hits = jax.device_get(step(params, put_batch(batch, mesh)))
+        by_target = unigram[batch["target_ids"]] * batch["target_weights"]
+        unigram_loss -= float(by_target.sum())
+        for head, sums in predictions.items():
+            heads[head] += sums
+            if head in spans:
+                weights = batch[TARGETS[head].weights]
+                spans[head] += span_matches(batch, hits[head], weights, mask_id)
     metrics: dict[str, Any] = {}
     for head, (loss, correct, weight) in heads.items():
         if weight:
             metrics[f"{head}_loss"] = loss / weight
             metrics[f"{head}_accuracy"] = correct / weight
             metrics[f"{head}_targets"] = int(weight)
-            right, count = spans[head]
-            metrics[f"{head}_span_exact"] = _shares(right, count)
-            metrics[f"{head}_spans"] = dict(
-                zip(LENGTH_NAMES, count.tolist(), strict=True)
-            )
+            if head in spans:
+                metrics |= _span_metrics(head, *spans[head])
     if "mlm_loss" in metrics:
         metrics["perplexity"] = math.exp(min(metrics["mlm_loss"], 700))
         metrics["unigram_loss"] = unigram_loss / metrics["mlm_targets"]
     return metrics
 
 
-def _shares(right: np.ndarray, count: np.ndarray) -> dict[str, float]:
-    return {
+def _span_metrics(head: str, right: np.ndarray, count: np.ndarray) -> dict[str, Any]:
+    shares = {
         name: float(r / n)
         for name, r, n in zip(LENGTH_NAMES, right, count, strict=True)
         if n
     }
+    counts = dict(zip(LENGTH_NAMES, count.tolist(), strict=True))
+    return {f"{head}_span_exact": shares, f"{head}_spans": counts}

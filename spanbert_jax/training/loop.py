@@ -89,7 +89,7 @@ def train(config: ConfigDict, corpus: Corpus, workdir: Path) -> int:
             model=model,
             optimizer=optimizer,
             seed=config.train.seed,
-            sbo_weight=config.sbo.weight,
+            weights=settings.loss_weights(config),
             accumulation=config.train.accumulation,
         ),
         in_shardings=(whole, rows),

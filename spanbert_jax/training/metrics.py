@@ -16,6 +16,7 @@ import numpy as np
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
+from spanbert_jax import settings
 from spanbert_jax.data.batch import Batch
 from spanbert_jax.errors import NonFiniteError, StorageError
 from spanbert_jax.training.optimizer import learning_rate
@@ -85,7 +86,7 @@ class Log:
         """
         path = workdir / FILE
         self._every = config.train.log_every
-        self._sbo_weight = config.sbo.weight
+        self._weights = settings.loss_weights(config)
         self._rate = learning_rate(config)
         try:
             cut_back(path, start)
@@ -146,11 +147,8 @@ class Log:
     def _update_record(
         self, step: int, metrics: StepMetrics, batch: Batch, tokens_per_second: float
     ) -> dict[str, Any]:
-        heads = {"mlm": metrics.mlm}
-        if self._sbo_weight:
-            heads["sbo"] = metrics.sbo
         record = {"step": step, "split": "train", "loss": float(metrics.loss)}
-        for head, sums in heads.items():
+        for head, sums in metrics.heads.items():
             weight = max(float(sums.weight), 1.0)
             record[f"{head}_loss"] = float(sums.loss) / weight
             record[f"{head}_accuracy"] = float(sums.correct) / weight
@@ -173,7 +171,11 @@ class Log:
             NonFiniteError: a loss is not finite.
             StorageError: the disk is full, or gone.
         """
-        loss = metrics["mlm_loss"] + self._sbo_weight * metrics.get("sbo_loss", 0.0)
+        loss = sum(
+            weight * metrics[f"{head}_loss"]
+            for head, weight in self._weights.items()
+            if f"{head}_loss" in metrics
+        )
         if not math.isfinite(loss):
             raise NonFiniteError(f"the held-out loss is {loss} after step {step}")
         record = {"step": step, "split": "valid", "loss": loss, **metrics}
@@ -220,8 +222,10 @@ def summary(record: Mapping[str, Any]) -> str:
         "mlm_loss": ("MLM", ".3f"),
         "unigram_loss": ("unigram", ".3f"),
         "sbo_loss": ("SBO", ".3f"),
+        "nsp_loss": ("NSP", ".3f"),
         "mlm_accuracy": ("MLM accuracy", ".1%"),
         "sbo_accuracy": ("SBO accuracy", ".1%"),
+        "nsp_accuracy": ("NSP accuracy", ".1%"),
         "learning_rate": ("rate", ".2e"),
         "grad_norm": ("gradient", ".2f"),
         "tokens_per_second": ("tokens/s", ",.0f"),

@@ -1,5 +1,6 @@
 """The step: one update of the state, and one look at held-out data; pure functions."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -10,6 +11,25 @@ from spanbert_jax.model.losses import Prediction, hits, score
 from spanbert_jax.model.spanbert import Logits, SpanBert
 
 DeviceBatch = dict[str, jax.Array]
+Predictions = dict[str, Prediction]
+
+
+class Targets(NamedTuple):
+    """The keys of a batch that hold what a head is to predict, and how much it counts.
+
+    Both arrays have the shape of the head's logits without the last axis.
+    """
+
+    ids: str
+    weights: str
+
+
+# By head; a model has the first and perhaps the others.
+TARGETS = {
+    "mlm": Targets("target_ids", "target_weights"),
+    "sbo": Targets("target_ids", "sbo_weights"),
+    "nsp": Targets("nsp_labels", "nsp_weights"),
+}
 
 
 class TrainState(NamedTuple):
@@ -30,25 +50,16 @@ class StepMetrics(NamedTuple):
     """What an update reports: scalars over the global batch.
 
     Attributes:
-        loss: mlm mean + weight * sbo mean.
-        mlm: the MLM head's sums.
-        sbo: the SBO head's sums, all 0 without one.
+        loss: the objective, see `loss_and_gradients`.
+        heads: the sums of each head that the model has.
         grad_norm: global norm of the gradient, before clipping.
         tokens: real tokens, [CLS] and [SEP] among them, without padding.
     """
 
     loss: jax.Array
-    mlm: Prediction
-    sbo: Prediction
+    heads: Predictions
     grad_norm: jax.Array
     tokens: jax.Array
-
-
-class Hits(NamedTuple):
-    """Which targets of an evaluation batch each head got right, bool [R, M]."""
-
-    mlm: jax.Array
-    sbo: jax.Array
 
 
 def init_state(
@@ -77,12 +88,17 @@ def mean(total: jax.Array, weight: jax.Array) -> jax.Array:
     return total / jnp.maximum(weight, 1)
 
 
-def score_heads(logits: Logits, batch: DeviceBatch) -> tuple[Prediction, Prediction]:
-    """The sums of the MLM and of the SBO head; all 0 without SBO head."""
-    mlm = score(logits.mlm, batch["target_ids"], batch["target_weights"])
-    if logits.sbo is None:
-        return mlm, Prediction(*jnp.zeros(3))
-    return mlm, score(logits.sbo, batch["target_ids"], batch["sbo_weights"])
+def _present(logits: Logits) -> dict[str, jax.Array]:
+    """The logits of the heads that the model has."""
+    return {head: x for head, x in logits._asdict().items() if x is not None}
+
+
+def score_heads(logits: Logits, batch: DeviceBatch) -> Predictions:
+    """The sums of each head that the model has."""
+    return {
+        head: score(x, *(batch[key] for key in TARGETS[head]))
+        for head, x in _present(logits).items()
+    }
 
 
 def loss_and_gradients(
@@ -90,45 +106,49 @@ def loss_and_gradients(
     batch: DeviceBatch,
     dropout_key: jax.Array,
     model: SpanBert,
-    sbo_weight: float,
+    weights: Mapping[str, float],
     accumulation: int,
-) -> tuple[jax.Array, Any, Prediction, Prediction]:
+) -> tuple[jax.Array, Any, Predictions]:
     """The objective over the whole batch, microbatch by microbatch.
 
-    loss = sum of MLM losses / their weight + sbo_weight * the same of SBO. The weights
-    are those of the global batch, so that each microbatch adds its sums and no mean of
-    means arises.
+    loss = the sum over the heads of weight * (sum of losses / sum of targets' weights).
+    The latter are those of the global batch, so that each microbatch adds its sums and
+    no mean of means arises; a head without any target adds 0.
 
     Args:
         params: of the model.
         batch: R rows, R a multiple of `accumulation`.
         dropout_key: of the step.
         model: the model.
-        sbo_weight: lambda.
+        weights: of each head in the objective, at least of those the model has.
         accumulation: microbatches.
 
     Returns:
         The loss, its gradients, and each head's sums.
     """
-    mlm_total = batch["target_weights"].sum()
-    sbo_total = batch["sbo_weights"].sum()
+    totals = {
+        head: batch[key].sum() for head, (_, key) in TARGETS.items() if key in batch
+    }
 
     def objective(
         params: Any, numbered: tuple[jax.Array, DeviceBatch]
-    ) -> tuple[jax.Array, tuple[Prediction, Prediction]]:
+    ) -> tuple[jax.Array, Predictions]:
         number, part = numbered
         rngs = {"dropout": jax.random.fold_in(dropout_key, number)}
         logits = model.apply({"params": params}, part, deterministic=False, rngs=rngs)
-        mlm, sbo = score_heads(logits, part)
-        loss = mean(mlm.loss, mlm_total) + sbo_weight * mean(sbo.loss, sbo_total)
-        return loss, (mlm, sbo)
+        heads = score_heads(logits, part)
+        loss = sum(
+            weights[head] * mean(sums.loss, totals[head])
+            for head, sums in heads.items()
+        )
+        return loss, heads
 
     differentiate = jax.value_and_grad(objective, has_aux=True)
     parts = (jnp.arange(accumulation), _microbatches(batch, accumulation))
     first = jax.tree.map(lambda x: x[0], parts)
     if accumulation == 1:
         (loss, heads), gradients = differentiate(params, first)
-        return loss, gradients, *heads
+        return loss, gradients, heads
 
     def add(total: Any, numbered: tuple[jax.Array, DeviceBatch]) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, total, differentiate(params, numbered)), None
@@ -136,7 +156,7 @@ def loss_and_gradients(
     shapes = jax.eval_shape(differentiate, params, first)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     ((loss, heads), gradients), _ = jax.lax.scan(add, zeros, parts)
-    return loss, gradients, *heads
+    return loss, gradients, heads
 
 
 def _microbatches(batch: DeviceBatch, parts: int) -> DeviceBatch:
@@ -158,7 +178,7 @@ def train_step(
     model: SpanBert,
     optimizer: optax.GradientTransformation,
     seed: int,
-    sbo_weight: float,
+    weights: Mapping[str, float],
     accumulation: int,
 ) -> tuple[TrainState, StepMetrics]:
     """One update.
@@ -169,22 +189,21 @@ def train_step(
         model: the model.
         optimizer: the optimiser.
         seed: of dropout; the step's key is fold_in(key(seed), step).
-        sbo_weight: lambda.
+        weights: of each head in the objective, at least of those the model has.
         accumulation: microbatches.
 
     Returns:
         The state after the update, and what it reports.
     """
     dropout_key = jax.random.fold_in(jax.random.key(seed), state.step)
-    loss, gradients, mlm, sbo = loss_and_gradients(
-        state.params, batch, dropout_key, model, sbo_weight, accumulation
+    loss, gradients, heads = loss_and_gradients(
+        state.params, batch, dropout_key, model, weights, accumulation
     )
     updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     metrics = StepMetrics(
         loss=loss,
-        mlm=mlm,
-        sbo=sbo,
+        heads=heads,
         grad_norm=optax.tree.norm(gradients),
         tokens=(batch["segment_ids"] > 0).sum(),
     )
@@ -193,11 +212,14 @@ def train_step(
 
 def evaluation_step(
     params: Any, batch: DeviceBatch, model: SpanBert
-) -> tuple[Prediction, Prediction, Hits]:
-    """Scores both heads on an evaluation batch, without dropout."""
+) -> tuple[Predictions, dict[str, jax.Array]]:
+    """Scores the heads on an evaluation batch, without dropout.
+
+    Returns:
+        Each head's sums, and which targets it got right: bool [R, M], NSP's [R, K].
+    """
     logits = model.apply({"params": params}, batch, deterministic=True)
-    mlm_hits = hits(logits.mlm, batch["target_ids"])
-    sbo_hits = jnp.zeros_like(mlm_hits)
-    if logits.sbo is not None:
-        sbo_hits = hits(logits.sbo, batch["target_ids"])
-    return *score_heads(logits, batch), Hits(mlm_hits, sbo_hits)
+    right = {
+        head: hits(x, batch[TARGETS[head].ids]) for head, x in _present(logits).items()
+    }
+    return score_heads(logits, batch), right
