@@ -26,8 +26,6 @@ FAMILY = {
     "sbo_right": ("ablations.single_sbo", {"sbo.boundaries": "right"}),
     "sbo_internal": ("ablations.single_sbo", {"sbo.internal": True}),
 }
-# Schemes that the data's side does not know yet.
-TO_COME = {"entity", "noun_phrase"}
 
 
 def recipe(name: str) -> Any:
@@ -52,7 +50,7 @@ def test_a_recipe_differs_from_its_parent_by_its_one_setting(name: str) -> None:
     assert {key for key, value in mine.items() if value != theirs[key]} == set(changes)
 
 
-@pytest.mark.parametrize("name", sorted(set(FAMILY) - TO_COME))
+@pytest.mark.parametrize("name", FAMILY)
 def test_a_recipe_is_valid(name: str) -> None:
     settings.validate(config_of(name))
 

@@ -24,6 +24,8 @@ from spanbert_jax.corpus.build import (
     check_options,
     embedded_corpus,
 )
+from spanbert_jax.corpus.runners import Local
+from spanbert_jax.corpus.sources import Reading
 from spanbert_jax.corpus.store import open_corpus
 from spanbert_jax.errors import InputError, StorageError
 
@@ -57,8 +59,8 @@ def options(tmp_path):
         input=(str(tmp_path / "*.txt"),),
         vocab_size=120,
         valid_fraction=0.1,
-        workers=1,
-        shard_characters=2000,
+        runner=Local(1),
+        part_size=2500,
     )
 
 
@@ -84,10 +86,7 @@ def test_stored_documents_are_the_tokenised_text(options, tmp_path):
         tmp_path / "b.txt", 40, 2
     )
     corpus = build(options)
-    assert [len(corpus.split(name).shards) > 1 for name in ("train", "valid")] == [
-        True,
-        False,
-    ]
+    assert all(len(corpus.split(name).shards) > 1 for name in ("train", "valid"))
     expected = [corpus.tokenizer.encode(document) for document in written]
     train = stored_documents(corpus, "train")
     valid = stored_documents(corpus, "valid")
@@ -101,7 +100,7 @@ def test_stored_documents_are_the_tokenised_text(options, tmp_path):
 
 def test_any_number_of_workers_gives_the_same_bytes(options, tmp_path):
     one = build(options)
-    two = build(replace(options, output=tmp_path / "two", workers=2))
+    two = build(replace(options, output=tmp_path / "two", runner=Local(2)))
     assert contents(one.directory) == contents(two.directory)
 
 
@@ -132,14 +131,15 @@ def test_odd_documents_are_kept_or_counted(tmp_path, capsys):
         input=(str(tmp_path / "*.txt"),),
         vocab_size=80,
         valid_fraction=0.0,
-        workers=1,
+        runner=Local(1),
     )
     corpus = build(options)
     warnings = re.findall(r"warning: .*/(.*) holds no text", capsys.readouterr().err)
-    assert warnings == ["blank.txt", "empty.txt"]
+    assert warnings == ["blank.txt", "empty.txt", "void.txt"]
     train = corpus.manifest["splits"]["train"]
     assert train["documents"] == 3
-    assert (train["dropped_documents"], train["dropped_tokens"]) == (2, 0)
+    assert (train["dropped_documents"], train["dropped_tokens"]) == (0, 0)
+    assert corpus.manifest["text"]["control_characters"] == 3
     lines = [line.split() for line in ODD.decode().split("\n") if line.strip()]
     spelt = [
         "".join(corpus.tokenizer.tokens[i].removeprefix("##") for i in line)
@@ -151,7 +151,7 @@ def test_odd_documents_are_kept_or_counted(tmp_path, capsys):
     longer = build(replace(options, output=tmp_path / "two", min_tokens=12))
     kept = longer.manifest["splits"]["train"]
     assert kept["documents"] == 2
-    assert kept["dropped_documents"] == 3
+    assert kept["dropped_documents"] == 1
     assert kept["tokens"] + kept["dropped_tokens"] == train["tokens"]
     assert kept["dropped_tokens"] == len(corpus.tokenizer.encode(["lonely"])[0])
 
@@ -160,8 +160,8 @@ def test_text_without_any_document_is_refused(tmp_path):
     (tmp_path / "blank.txt").write_bytes(b"\n \n\n")
     (tmp_path / "empty.txt").write_bytes(b"")
     pattern = str(tmp_path / "*.txt")
-    options = BuildOptions(output=tmp_path / "c", input=(pattern,), workers=1)
-    with pytest.raises(InputError, match="no document in any of 2 files"):
+    options = BuildOptions(output=tmp_path / "c", input=(pattern,), runner=Local(1))
+    with pytest.raises(InputError, match="no document in any of 2 sources"):
         build(options)
     (tmp_path / "empty.txt").write_bytes(b"some words")
     with pytest.raises(InputError, match="no training document is left: all of 1"):
@@ -178,7 +178,7 @@ def test_very_long_lines_keep_every_token(tmp_path):
         input=(str(tmp_path / "a.txt"),),
         vocab_size=60,
         valid_fraction=0.0,
-        workers=1,
+        runner=Local(1),
     )
     corpus = build(options)
     before, middle, after, short = corpus.tokenizer.encode(
@@ -196,7 +196,7 @@ def test_literal_special_tokens_are_stored_as_text(tmp_path):
         input=(str(tmp_path / "a.txt"),),
         vocab_size=120,
         valid_fraction=0.0,
-        workers=1,
+        runner=Local(1),
     )
     corpus = build(options)
     assert not corpus.unigram_counts[list(corpus.tokenizer.special_ids)].any()
@@ -206,7 +206,7 @@ def test_literal_special_tokens_are_stored_as_text(tmp_path):
 def test_a_finished_corpus_is_left_alone(options, capsys):
     build(options)
     before = {path: path.stat().st_mtime_ns for path in options.output.iterdir()}
-    build(replace(options, workers=2))
+    build(replace(options, runner=Local(2)))
     assert "is finished already" in capsys.readouterr().out
     with pytest.raises(InputError, match="other text or options; it was left"):
         build(replace(options, min_tokens=2))
@@ -218,6 +218,7 @@ def test_a_build_broken_off_at_any_write_is_completed(options, tmp_path, monkeyp
     class Killed(BaseException):
         pass
 
+    options = replace(options, part_size=10_000)
     whole = contents(build(replace(options, output=tmp_path / "whole")).directory)
     path_rename, path_replace = Path.rename, Path.replace
     left = 0
@@ -251,7 +252,7 @@ def test_a_build_broken_off_at_any_write_is_completed(options, tmp_path, monkeyp
 
 def test_killed_builds_go_on_with_their_finished_shards(options, tmp_path, capsys):
     write_text(tmp_path / "a.txt", 4000, seed=3)
-    options = replace(options, workers=2, shard_characters=4000)
+    options = replace(options, runner=Local(2), part_size=20_000)
     code = (
         "import pickle, sys\n"
         "from spanbert_jax.corpus.build import build\n"
@@ -264,7 +265,7 @@ def test_killed_builds_go_on_with_their_finished_shards(options, tmp_path, capsy
     )
     partial = tmp_path / "corpus.partial"
     deadline = time.monotonic() + 60
-    while len(list(partial.glob("*.done.json"))) < 3:
+    while len(list(partial.glob("report-*.json"))) < 3:
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -277,14 +278,14 @@ def test_killed_builds_go_on_with_their_finished_shards(options, tmp_path, capsy
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
-    kept = {path.name: path.stat().st_mtime_ns for path in partial.glob("*-0*")}
-    done = [name for name in kept if name.endswith(".done.json")]
+    done = [path.stem.removeprefix("report-") for path in partial.glob("report-*.json")]
+    kept = {path.name: path.stat().st_mtime_ns for path in partial.glob("train-*")}
     assert len(done) < 100
-    corpus = build(replace(options, workers=1))
+    corpus = build(replace(options, runner=Local(1)))
     assert "going on with" in capsys.readouterr().out
-    for name in (name.replace(".done.json", ".tokens.npy") for name in done):
+    for name in (f"train-{number}.tokens.npy" for number in done):
         assert (options.output / name).stat().st_mtime_ns == kept[name]
-    whole = build(replace(options, workers=1, output=tmp_path / "whole"))
+    whole = build(replace(options, runner=Local(1), output=tmp_path / "whole"))
     assert contents(corpus.directory) == contents(whole.directory)
 
 
@@ -352,10 +353,14 @@ def test_text_that_changes_while_it_is_read_is_refused(options, tmp_path, monkey
         ({"valid_fraction": 1.0}, r"--valid_fraction=1.0 is not in \[0, 1\)"),
         ({"valid_fraction": float("nan")}, "--valid_fraction=nan"),
         ({"min_tokens": 0}, "--min_tokens=0 is not at least 1"),
-        ({"workers": -1}, "--workers=-1"),
+        ({"runner": Local(-1)}, "--workers=-1"),
+        ({"part_size": 0}, "--part_size=0"),
+        ({"tokenizer": "words"}, "--tokenizer=words is none of wordpiece, unigram"),
         ({"vocab_size": 0}, "--vocab_size=0"),
-        ({"format": "xml"}, "--format=xml is none of text, jsonl, embedded"),
-        ({"format": "embedded"}, "leave --input out"),
+        ({"reading": Reading(format="xml")}, "--format=xml is none of text, jsonl"),
+        ({"reading": Reading(format="embedded")}, "leave --input out"),
+        ({"reading": Reading(invalid="ignore")}, "--invalid=ignore is none of replace"),
+        ({"reading": Reading(unicode="nfd")}, "--unicode=nfd is none of none, nfc"),
         ({"output": Path()}, "--output is missing"),
     ],
 )

@@ -23,10 +23,11 @@ def prepare(*arguments, cwd):
 
 @pytest.fixture
 def directory(tmp_path):
-    for number in range(3):
-        record = {"body": f"text number {number}, as long as it takes\nand more"}
+    for number, name in enumerate(("one", "ten", "seed")):
+        record = {"body": f"text number {name}, as long as it takes\nand more"}
         with (tmp_path / f"{number}.jsonl").open("w") as file:
             file.writelines(json.dumps(record | {"n": n}) + "\n" for n in range(5))
+    (tmp_path / "0.txt").write_text("some text")
     return tmp_path
 
 
@@ -63,7 +64,11 @@ def test_the_command_makes_a_corpus_and_says_what_to_do_next(directory):
             2,
             "exclude",
         ),
-        (["--input=0.jsonl", "--output=c", "--vocab=v"], 2, "--vocab=v"),
+        (["--input=0.txt", "--output=c", "--vocab=v"], 2, "--vocab=v"),
+        (["--input=0.jsonl", "--output=c"], 2, "use --format=jsonl"),
+        (["--input=0.txt", "--output=c", "--stage=s"], 2, "need --runner"),
+        (["--input=0.txt", "--output=c", "--tags=verbs"], 2, "--tags: verbs is none"),
+        (["--input=tfds:nothing", "--output=c"], 2, "Dataset nothing not found"),
         (["--input=0.jsonl", "--output=c", "--valid_fraction=1.5"], 2, "=1.5 is not"),
         (["--input=0.jsonl", "--output=c", "--min_tokens=x"], 2, "--min_tokens=x"),
         (["--input=0.jsonl", "--output=0.jsonl/c"], 4, "cannot write 0.jsonl/c"),

@@ -14,6 +14,7 @@ import pytest
 import toy
 from spanbert_jax import settings
 from spanbert_jax.corpus.store import Corpus, Split
+from spanbert_jax.corpus.tokenizers import STARTS
 from spanbert_jax.data import describe
 from spanbert_jax.data.batch import Feed, make_batch, masked_blocks
 
@@ -138,7 +139,7 @@ def test_masks_are_those_of_the_training_batches(output, toy_corpus, feed):
     spans = len(
         np.unique(np.argwhere(due)[:, 0] * LENGTH + batch["left_positions"][due])
     )
-    words = toy_corpus.tokenizer.starts_word[batch["target_ids"]][due].sum()
+    words = (toy_corpus.tokenizer.word_edges[batch["target_ids"]][due] & STARTS).sum()
     assert (
         f" {words / spans:.2f} words placed, {due.sum() / spans:.2f} tokens" in output
     )
@@ -189,7 +190,7 @@ def test_words_with_the_unknown_token_are_counted(output, toy_corpus):
     tokens = np.concatenate(documents(toy_corpus, "train"))
     # Each is a word for itself: a word that cannot be spelt is one unknown token.
     unknown = int((tokens == toy_corpus.tokenizer.unk_id).sum())
-    words = int(toy_corpus.tokenizer.starts_word[tokens].sum())
+    words = int((toy_corpus.tokenizer.word_edges[tokens] & STARTS).sum())
     line = f"never a target     {unknown:,} of {words:,} words, which hold the unknown"
     assert line in output
     assert " tags " not in output

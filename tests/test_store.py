@@ -8,6 +8,7 @@ import pytest
 
 from spanbert_jax.corpus import store
 from spanbert_jax.corpus.build import BuildOptions, build
+from spanbert_jax.corpus.runners import Local
 from spanbert_jax.corpus.store import open_corpus
 from spanbert_jax.corpus.tokenizers import Specials
 from spanbert_jax.errors import InputError
@@ -23,8 +24,8 @@ def made(tmp_path_factory):
         input=(str(directory / "text.txt"),),
         vocab_size=60,
         valid_fraction=0.1,
-        workers=1,
-        shard_characters=400,
+        runner=Local(1),
+        part_size=500,
     )
     return build(options).directory
 
@@ -78,7 +79,7 @@ def change(directory, **entries):
 
 def test_other_format_versions_are_refused(directory):
     change(directory, format_version=99)
-    with pytest.raises(InputError, match="format version 99, this program reads 1"):
+    with pytest.raises(InputError, match="format version 99, this program reads 2"):
         open_corpus(directory)
 
 
@@ -145,7 +146,7 @@ def test_other_spellings_of_special_tokens_are_remembered(tmp_path):
         vocab=tmp_path / "v.txt",
         specials=specials,
         valid_fraction=0.0,
-        workers=1,
+        runner=Local(1),
     )
     build(options)
     assert open_corpus(tmp_path / "c").tokenizer.specials == specials

@@ -1,222 +1,286 @@
-"""Vocabularies: what is refused, what is learned, and no special id from text."""
+"""What holds for tokenizers of every kind."""
 
-import json
-import os
-import random
-import subprocess
-import sys
-from pathlib import Path
+import hashlib
+import unicodedata
 
 import numpy as np
 import pytest
 
+from spanbert_jax.corpus import tokenizers
+from spanbert_jax.corpus.sentencepiece import train_sentencepiece
 from spanbert_jax.corpus.tokenizers import (
+    Normalisation,
     Specials,
-    load_wordpiece,
-    train_wordpiece,
+    Tokenizer,
+    load_saved,
+    load_tokenizer,
 )
+from spanbert_jax.corpus.wordpiece import train_wordpiece
 from spanbert_jax.errors import InputError
-
-SHARED = Path(__file__).resolve().parents[2] / "shared" / "data" / "wordpiece"
-SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-WORDS = ["the", "cat", "sat", "##s", "##ter", "[", "]", "MA", "##SK", "MASK", "é", "."]
-
-
-def write_vocabulary(path: Path, tokens: list[str], end: str = "\n") -> Path:
-    path.write_bytes("".join(token + end for token in tokens).encode())
-    return path
-
-
-@pytest.fixture
-def tokenizer(tmp_path):
-    tokens = ["[PAD]", "[unused1]", *SPECIALS[1:], *WORDS]
-    return load_wordpiece(write_vocabulary(tmp_path / "v.txt", tokens))
-
-
-def spell(tokenizer, line):
-    return [tokenizer.tokens[i] for i in tokenizer.encode([line])[0]]
-
-
-def random_lines(count, seed=0):
-    generator = random.Random(seed)
-    words = [
-        "".join(generator.choices("abcdefghijklmnoöp", k=generator.randint(1, 9)))
-        for _ in range(150)
-    ]
-    return [" ".join(generator.choices(words, k=20)) + "." for _ in range(count)]
-
-
-def test_known_vocabulary(tokenizer):
-    assert tokenizer.special_ids == (0, 2, 3, 4, 5)
-    assert tokenizer.vocab_size == 18
-    continued = [i for i, start in enumerate(tokenizer.starts_word) if not start]
-    assert [tokenizer.tokens[i] for i in continued] == ["##s", "##ter", "##SK"]
-    assert tokenizer.replacement_ids.dtype == np.int32
-    np.testing.assert_array_equal(tokenizer.replacement_ids, np.arange(6, 18))
-
-
-def test_encode_keeps_case_accents_and_the_order_of_lines(tokenizer):
-    lines = ["the cats sat.", "", "  \t ", "The é", "the cats sat."]
-    spelt = [[tokenizer.tokens[i] for i in ids] for ids in tokenizer.encode(lines)]
-    sentence = ["the", "cat", "##s", "sat", "."]
-    assert spelt == [sentence, [], [], ["[UNK]", "é"], sentence]
-
-
-@pytest.mark.parametrize("literal", [*SPECIALS, "[unused1]", "[MA\0SK]", "x[MASK]"])
-def test_special_tokens_never_come_from_text(tokenizer, literal):
-    ids = tokenizer.encode([f"the {literal} cat"])[0]
-    allowed = {*tokenizer.replacement_ids.tolist(), tokenizer.unk_id}
-    assert set(ids) <= allowed
-    assert tokenizer.tokens[ids[1]] in ("[", "[UNK]")
-
-
-def test_a_special_spelt_like_a_word_never_comes_from_text(tmp_path):
-    path = write_vocabulary(tmp_path / "v.txt", [*SPECIALS[:4], "MASK", "the"])
-    tokenizer = load_wordpiece(path, Specials(mask="MASK"))
-    assert spell(tokenizer, "the MASK") == ["the", "[UNK]"]
-
-
-def test_unknown_and_overlong_words_and_lone_surrogates(tokenizer):
-    assert spell(tokenizer, "the zebra") == ["the", "[UNK]"]
-    assert spell(tokenizer, "cat" + "s" * 97) == ["cat", *["##s"] * 97]
-    assert spell(tokenizer, "cat" + "s" * 98) == ["[UNK]"]
-    assert spell(tokenizer, "the \ud800 cat") == ["the", "[UNK]", "cat"]
-
-
-def test_chunks_at_hand_do_not_change_the_ids(tokenizer, monkeypatch):
-    lines = [f"the {'cat' * (i % 7)}s . {i}" for i in range(3000)]
-    expected = tokenizer.encode(lines)
-    monkeypatch.setattr("spanbert_jax.corpus.tokenizers._KNOWN_CHARACTERS", 10)
-    assert tokenizer.encode(lines) == expected
-    assert [tokenizer.encode([line])[0] for line in lines] == expected
-    whole = tokenizer._encoder.encode_batch(lines)
-    assert [encoding.ids for encoding in whole] == expected
-
-
-def test_saved_vocabulary_is_the_same(tokenizer, tmp_path):
-    loaded = load_wordpiece(tokenizer.save(tmp_path))
-    assert loaded == tokenizer
-    assert loaded.sha256 == tokenizer.sha256
-
-
-def test_windows_line_ends_and_byte_order_mark(tmp_path):
-    tokens = [*SPECIALS, "the", "\u2028"]
-    plain = load_wordpiece(write_vocabulary(tmp_path / "a", tokens))
-    windows = write_vocabulary(tmp_path / "b", tokens, "\r\n")
-    windows.write_bytes(b"\xef\xbb\xbf" + windows.read_bytes())
-    assert load_wordpiece(windows) == plain
-    assert plain.tokens == tuple(tokens)
-
-
-@pytest.mark.parametrize("missing", SPECIALS)
-def test_missing_special_token_is_named(tmp_path, missing):
-    tokens = [token for token in [*SPECIALS, "the"] if token != missing]
-    path = write_vocabulary(tmp_path / "v.txt", tokens)
-    with pytest.raises(InputError) as error:
-        load_wordpiece(path)
-    assert missing in str(error.value)
-    assert f"--vocab={path}" in str(error.value)
-    assert f"--{missing[1:-1].lower()}_token" in str(error.value)
-    with pytest.raises(InputError) as error:
-        load_wordpiece(path, setting="data.corpus")
-    assert str(error.value) == f"data.corpus={path} has no token {missing!r}"
-
-
-def test_other_spellings_are_accepted_when_configured(tmp_path):
-    tokens = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "the"]
-    path = write_vocabulary(tmp_path / "v.txt", tokens)
-    specials = Specials("<pad>", "<unk>", "<s>", "</s>", "<mask>")
-    tokenizer = load_wordpiece(path, specials)
-    assert tokenizer.special_ids == (1, 3, 0, 2, 4)
-    assert tokenizer.specials == specials
-    assert not set(tokenizer.encode(["<mask> <s>"])[0]) - {tokenizer.unk_id}
-    with pytest.raises(InputError, match="spelt alike"):
-        load_wordpiece(path, Specials("<pad>", "<unk>", "<s>", "<s>", "<mask>"))
-
-
-@pytest.mark.parametrize(
-    ("tokens", "message"),
-    [
-        ([*SPECIALS, "a", "", "b"], "line 7 is blank"),
-        ([*SPECIALS, "a", "b", "a"], "line 8 repeats 'a' of line 6"),
-        (SPECIALS, "no token besides"),
-    ],
+from vocabularies import (
+    KINDS,
+    ODD,
+    SPECIALS,
+    learn,
+    random_lines,
+    tricky_lines,
+    write_vocabulary,
 )
-def test_faulty_vocabularies_are_refused(tmp_path, tokens, message):
-    with pytest.raises(InputError, match=message):
-        load_wordpiece(write_vocabulary(tmp_path / "v.txt", tokens))
+
+SEVERAL = "ﬁ½Ⅳ"
+FOLDS = [
+    Normalisation(lowercase=lowercase, strip_accents=strip)
+    for lowercase in (False, True)
+    for strip in (False, True)
+]
 
 
-def test_unreadable_vocabularies_are_refused(tmp_path):
-    with pytest.raises(InputError, match="No such file"):
-        load_wordpiece(tmp_path / "none.txt")
-    (tmp_path / "latin").write_bytes(b"caf\xe9\n")
-    with pytest.raises(InputError, match="not UTF-8"):
-        load_wordpiece(tmp_path / "latin")
+@pytest.fixture(scope="module", params=KINDS)
+def tokenizer(request) -> Tokenizer:
+    return learn(request.param)
 
 
-def test_learned_vocabulary_is_that_of_any_other_process():
-    lines = random_lines(300)
-    code = (
-        "import test_tokenizers as t\n"
-        "print(t.train_wordpiece(t.random_lines(300), 300).sha256)"
-    )
-    shas = {train_wordpiece(lines, 300).sha256}
-    shas.add(train_wordpiece(iter(reversed(lines)), 300).sha256)
-    for _ in range(2):
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            capture_output=True,
-            text=True,
-            check=True,
+def fold(text: str, normalisation: Normalisation) -> str:
+    """The fold once more, with Python's tables."""
+    if normalisation.strip_accents:
+        text = "".join(
+            c
+            for c in unicodedata.normalize("NFD", text)
+            if unicodedata.category(c) != "Mn"
         )
-        shas.add(done.stdout.strip())
-    assert len(shas) == 1
+    # Character by character: a final sigma is like any other.
+    return "".join(c.lower() for c in text) if normalisation.lowercase else text
 
 
-def test_learned_vocabulary_spells_its_text():
-    lines = random_lines(300) + ["Ünïcode Straße 中文 [MASK]"] * 10
-    tokenizer = train_wordpiece(lines, 400)
-    assert tokenizer.vocab_size == 400
-    assert tokenizer.tokens[:5] == tuple(SPECIALS)
-    assert len(set(tokenizer.tokens)) == 400
+def visible(text: str) -> str:
+    """A text of any tokenizer without what they do away with."""
+    text = unicodedata.normalize("NFKC", text)
+    return "".join(c for c in text if not c.isspace() and c not in ODD[1:])
+
+
+def test_a_saved_tokenizer_is_the_same(tokenizer, tmp_path):
+    path = tokenizer.save(tmp_path)
+    assert path == tmp_path / tokenizer.file_name
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == tokenizer.sha256
+    for loaded in (load_tokenizer(path), load_saved(tmp_path)):
+        assert loaded == tokenizer
+        assert type(loaded) is type(tokenizer)
+        assert loaded.sha256 == tokenizer.sha256
+        assert loaded.encode(["abc, xyz"]) == tokenizer.encode(["abc, xyz"])
+    folding = Normalisation(lowercase=True)
+    assert load_saved(tmp_path, None, folding).normalisation == folding
+
+
+def test_lines_are_encoded_each_for_itself(tokenizer):
+    lines = [*tricky_lines(300), "", "   "]
+    ids = tokenizer.encode(lines)
+    assert ids == [tokenizer.encode([line])[0] for line in lines]
+    assert ids[-2:] == [[], []]
+    assert tokenizer.encode([]) == tokenizer.encode_with_offsets([]) == []
+    assert max(map(max, filter(None, ids))) < tokenizer.vocab_size
+
+
+@pytest.mark.parametrize("spellings", [SPECIALS, ["<p>", "??", "<s>", "-s-", "<mask>"]])
+@pytest.mark.parametrize("kind", KINDS)
+def test_special_tokens_never_come_from_text(kind, spellings):
+    lines = [f"x{a} {b} y." for a in spellings for b in spellings] + random_lines(50)
+    specials = Specials(*spellings)
+    tokenizer = (
+        train_wordpiece(lines, 400, specials)
+        if kind == "wordpiece"
+        else train_sentencepiece(lines, 400, kind, specials)
+    )
+    assert tokenizer.specials == specials
+    found = {i for ids in tokenizer.encode([*lines, *spellings]) for i in ids}
+    assert not found & set(tokenizer.special_ids) - {tokenizer.unk_id}
+    for spelling, ids in zip(spellings, tokenizer.encode(spellings), strict=True):
+        assert "".join(tokenizer.spell(i)[0] for i in ids) == spelling
+
+
+def test_replacements_are_what_text_is_made_of(tokenizer):
+    ids = tokenizer.replacement_ids
+    assert ids.dtype == np.int32
+    assert np.all(np.diff(ids) > 0)
+    assert not set(ids.tolist()) & set(tokenizer.special_ids)
+    barred = set(range(tokenizer.vocab_size)) - set(ids.tolist())
+    extra = {tokenizer.tokens[i] for i in barred - set(tokenizer.special_ids)}
+    bytes_ = {f"<0x{i:02X}>" for i in range(256)}
+    assert extra == (set() if tokenizer.kind == "wordpiece" else bytes_)
+
+
+def test_a_lone_surrogate_is_a_question_mark(tokenizer):
+    lines = ["ab \ud800 cd", "\udfff", "\ud83d\ude00x"]
+    marks = ["ab ? cd", "?", "??x"]
+    assert tokenizer.encode(lines) == tokenizer.encode(marks)
+    for found, expected in zip(
+        tokenizer.encode_with_offsets(lines),
+        tokenizer.encode_with_offsets(marks),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("normalisation", FOLDS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_stand_where_they_come_from(kind, normalisation):
+    tokenizer = learn(kind, normalisation)
+    lines = tricky_lines(500)
+    encoded = tokenizer.encode_with_offsets(lines)
+    assert [line.ids.tolist() for line in encoded] == tokenizer.encode(lines)
+    for text, (ids, begin, end) in zip(lines, encoded, strict=True):
+        assert ids.dtype == np.int32
+        assert begin.dtype == end.dtype == np.int64
+        assert np.all(np.diff(begin) >= 0)
+        assert np.all(np.diff(end) >= 0)
+        assert np.all((begin >= 0) & (begin < end) & (end <= len(text)))
+        for i, b, e in zip(ids.tolist(), begin, end, strict=True):
+            assert text[b:e] == text[b:e].strip()
+            # A character that became several may be shared with the next token.
+            shared = text[e : e + 1] if text[e : e + 1] in SEVERAL else ""
+            shown = tokenizer.spell(i)[0]
+            origin = fold(text[b:e] + shared, normalisation)
+            if tokenizer.tokens[i].startswith("<0x"):
+                origin = unicodedata.normalize("NFKC", origin)
+                codes = origin.encode("utf-8", "replace")
+                assert int(tokenizer.tokens[i][3:5], 16) in codes
+            elif i != tokenizer.unk_id:
+                assert visible(shown) in visible(origin)
+        # Nothing that is to be seen is left out.
+        covered = {
+            place for b, e in zip(begin, end, strict=True) for place in range(b, e)
+        }
+        missing = "".join(c for i, c in enumerate(text) if i not in covered)
+        assert not visible(fold(missing, Normalisation(strip_accents=True)))
+
+
+@pytest.mark.parametrize("normalisation", FOLDS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_case_and_accents_are_folded_before_all_else(kind, normalisation):
+    tokenizer = learn(kind, normalisation)
+    lines = tricky_lines(300)
+    folded = [fold(line, normalisation) for line in lines]
+    assert tokenizer.encode(lines) == tokenizer.encode(folded)
+    assert tokenizer.normalisation == normalisation
+
+
+@pytest.mark.parametrize("limit", [3, 8, 31])
+def test_long_lines_are_cut_at_spaces_and_batches_anywhere(
+    tokenizer, monkeypatch, limit
+):
+    lines = [*random_lines(20), "  ab   cd  ", "ab " * 40]
+    expected = tokenizer.encode_with_offsets(lines)
+    monkeypatch.setattr(tokenizers, "_PART_CHARACTERS", max(limit, 11))
+    monkeypatch.setattr(tokenizers, "_PARTS_PER_CALL", limit)
+    monkeypatch.setattr(tokenizers, "_CHARACTERS_PER_CALL", 3 * limit)
+    found = tokenizer.encode_with_offsets(lines)
+    assert tokenizer.encode(lines) == [line.ids.tolist() for line in expected]
+    for line, whole in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(line, whole)
+
+
+def test_a_long_line_without_spaces_is_cut_anywhere(tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenizers, "_PART_CHARACTERS", 7)
+    line = "中文字" * 50 + "abc" * 50
+    ids, begin, end = tokenizer.encode_with_offsets([line])[0]
+    assert tokenizer.encode([line])[0] == ids.tolist()
+    assert begin[0] == 0
+    assert end[-1] == len(line)
+    assert np.all(begin[1:] <= end[:-1])
+    shown = "".join(tokenizer.spell(i)[0] for i in ids.tolist())
+    assert shown == line
+
+
+@pytest.mark.parametrize("limit", [1, 2, 5, 1000])
+def test_parts_of_a_line_are_all_of_it_but_the_spaces_of_the_cuts(limit):
+    for line in [*tricky_lines(200), "a" * 20, " " * 20]:
+        parts = list(tokenizers.cut(line, limit))
+        place = 0
+        for begin, text in parts:
+            assert line[place:begin] in ("", " ")
+            assert line[begin : begin + len(text)] == text
+            assert len(text) <= limit
+            place = begin + len(text)
+        assert place == len(line)
+        # A cut is at a space if there was one to cut at.
+        for begin, text in parts[:-1]:
+            if line[begin + len(text)] != " ":
+                assert " " not in text
+                assert len(text) == limit
+
+
+def test_running_text_is_the_text(tokenizer):
+    lines = random_lines(50)
     for line, ids in zip(lines, tokenizer.encode(lines), strict=True):
-        assert tokenizer.unk_id not in ids
-        spelt = "".join(tokenizer.tokens[i].removeprefix("##") for i in ids)
-        assert spelt == line.replace(" ", "")
-    pieces = sum(map(len, tokenizer.encode(lines)))
-    assert pieces < sum(len(line.replace(" ", "")) for line in lines) / 2
+        shown = "".join(
+            " " * spaced + text for text, spaced in map(tokenizer.spell, ids)
+        )
+        # BERT's words stand apart, punctuation too.
+        if tokenizer.kind == "wordpiece":
+            line = line.replace(".", " .")
+        assert shown == " " + line
 
 
-def test_small_text_gives_a_small_vocabulary():
-    tokenizer = train_wordpiece(["to be or not to be"], 1000)
-    assert 5 < tokenizer.vocab_size < 40
-    assert "be" in tokenizer.tokens
+@pytest.mark.parametrize("missing", list(vars(Specials())))
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_missing_special_token_is_named(tmp_path, kind, missing):
+    # The vocabulary has all five, one of them under a name that nobody asks for.
+    spellings = vars(Specials()) | {missing: "<other>"}
+    if kind == "wordpiece":
+        path = write_vocabulary(tmp_path / "v.txt", [*spellings.values(), "the"])
+    else:
+        specials = Specials(**spellings)
+        path = train_sentencepiece(["the cat"], 400, kind, specials).save(tmp_path)
+    token = vars(Specials())[missing]
+    with pytest.raises(InputError) as error:
+        load_tokenizer(path)
+    assert str(error.value) == (
+        f"--vocab={path} has no token {token!r}; if it spells it in another way, say"
+        f" so with --{missing}_token"
+    )
+    with pytest.raises(InputError) as error:
+        load_tokenizer(path, setting="data.corpus")
+    assert str(error.value) == f"data.corpus={path} has no token {token!r}"
+    given = Specials(**{missing: "<other>"})
+    assert load_tokenizer(path, given).specials == given
 
 
-def test_rare_characters_do_not_fill_the_vocabulary():
-    rare = "".join(chr(0x0530 + i) for i in range(38))
-    lines = ["abc abd " * 200_000, rare]
-    tokenizer = train_wordpiece(lines, 200)
-    assert not set(rare) & {token.removeprefix("##") for token in tokenizer.tokens}
-    assert set(tokenizer.encode([rare])[0]) == {tokenizer.unk_id}
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_spellings_are_accepted_when_configured(tmp_path, kind):
+    specials = Specials("<pad>", "<unk>", "<s>", "</s>", "<mask>")
+    if kind == "wordpiece":
+        tokens = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "the"]
+        path = write_vocabulary(tmp_path / "v.txt", tokens)
+        expected = (1, 3, 0, 2, 4)
+    else:
+        path = train_sentencepiece(["the"], 400, kind, specials).save(tmp_path)
+        expected = (0, 1, 2, 3, 4)
+    tokenizer = load_tokenizer(path, specials)
+    assert tokenizer.special_ids == expected
+    assert tokenizer.specials == specials
+    allowed = {*tokenizer.replacement_ids.tolist(), tokenizer.unk_id}
+    allowed |= {i for i, t in enumerate(tokenizer.tokens) if t.startswith("<0x")}
+    assert set(tokenizer.encode(["<mask> <s>"])[0]) <= allowed
+    with pytest.raises(InputError, match="spelt alike: <pad>, <unk>, <s>, <s>"):
+        load_tokenizer(path, Specials("<pad>", "<unk>", "<s>", "<s>", "<mask>"))
+    with pytest.raises(InputError, match="--mask_token is empty"):
+        load_tokenizer(path, Specials(mask=""))
 
 
-def test_too_small_a_vocabulary_is_refused_with_the_numbers():
-    with pytest.raises(InputError, match=r"--vocab_size=20 has room for \d+ of .* 18 "):
-        train_wordpiece(random_lines(100), 20)
-    with pytest.raises(InputError, match="no word"):
-        train_wordpiece(["", "\0"], 100)
+def test_files_that_cannot_be_read_are_named(tmp_path):
+    for name in ("none.txt", "none.model"):
+        path = tmp_path / name
+        with pytest.raises(InputError, match=f"--vocab={path}: No such file"):
+            load_tokenizer(path)
+        path.mkdir()
+        with pytest.raises(InputError, match=f"--vocab={path}: Is a directory"):
+            load_tokenizer(path)
 
 
-@pytest.mark.skipif(not SHARED.exists(), reason=f"BERT's vocabulary is not in {SHARED}")
-def test_ids_of_bert():
-    tokenizer = load_wordpiece(SHARED / "vocab.txt")
-    golden = json.loads((SHARED / "golden_cased.json").read_text())
-    assert tokenizer.encode([entry["text"] for entry in golden]) == [
-        entry["ids"] for entry in golden
-    ]
-    unused = sum(token.startswith("[unused") for token in tokenizer.tokens)
-    assert unused == 101
-    assert len(tokenizer.replacement_ids) == 28996 - 5 - unused
+def test_a_file_of_the_other_kind_is_named(tmp_path):
+    model = train_sentencepiece(["the cat"], 400, "unigram").save(tmp_path)
+    model.rename(tmp_path / "model.txt")
+    with pytest.raises(InputError, match=r"model\.txt is not UTF-8.*end in \.model"):
+        load_tokenizer(tmp_path / "model.txt")
+    write_vocabulary(tmp_path / "vocab.model", [*SPECIALS, "the"])
+    with pytest.raises(InputError, match=r"vocab\.model is no SentencePiece model"):
+        load_tokenizer(tmp_path / "vocab.model")

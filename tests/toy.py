@@ -7,6 +7,7 @@ from ml_collections import ConfigDict
 
 from configs import default
 from spanbert_jax.corpus.build import BuildOptions, build
+from spanbert_jax.corpus.runners import Local
 from spanbert_jax.corpus.store import Corpus
 
 
@@ -37,7 +38,7 @@ def build_corpus(directory: Path, text: str | None = None) -> Corpus:
             input=(str(source),),
             vocab_size=300,
             valid_fraction=0.1,
-            workers=1,
+            runner=Local(1),
         )
     )
 

@@ -4,72 +4,104 @@ Each step finds what an earlier build that was interrupted has finished; corpus.
 the last file to be written.
 """
 
-import functools
 import hashlib
 import json
 import os
 import shutil
+import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass, field, replace
-from itertools import chain
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from pydoc_data import topics
+from typing import Any, Literal
 
 import numpy as np
 
-from spanbert_jax.corpus import shards, store, workspace
-from spanbert_jax.corpus.scan import Scan, held_out_threshold, scan
-from spanbert_jax.corpus.sources import FORMATS, Format, find_sources
+from spanbert_jax.corpus import parts, shards, store, workspace
+from spanbert_jax.corpus.runners import Beam, Local, Runner
+from spanbert_jax.corpus.samples import sample_lines
+from spanbert_jax.corpus.scan import Scan, held_out_threshold, repeated, scan
+from spanbert_jax.corpus.sentencepiece import train_sentencepiece
+from spanbert_jax.corpus.sources import FORMATS, Reading, find_sources
+from spanbert_jax.corpus.tags import DEFAULT_MODEL, Tagging, make_tagging
 from spanbert_jax.corpus.tokenizers import (
-    VOCABULARY_FILE,
+    Normalisation,
     Specials,
     Tokenizer,
-    load_wordpiece,
-    train_wordpiece,
+    load_tokenizer,
 )
+from spanbert_jax.corpus.wordpiece import train_wordpiece
 from spanbert_jax.errors import InputError, StorageError
 
+Kind = Literal["wordpiece", "unigram", "bpe"]
+KINDS: tuple[Kind, ...] = ("wordpiece", "unigram", "bpe")
 DEFAULT_VOCAB_SIZE = 8192
 
-# A shard is three open files to its readers, and 1024 are often all a process may have:
-# a large text is cut into about this many shards, a small one into shards of this size.
-_MOST_SHARDS = 200
-_LEAST_SHARD_CHARACTERS = 4_000_000
-# A vocabulary learns nothing new from more text, and the count of its words would not
-# fit into memory.
-_VOCABULARY_CHARACTERS = 500_000_000
+# A vocabulary learns nothing new from more text; SentencePiece takes some 20 bytes of
+# memory for each character of it, and half a minute for all of these.
+_SAMPLE_CHARACTERS: dict[Kind, int] = {
+    "wordpiece": 100_000_000,
+    "unigram": 25_000_000,
+    "bpe": 25_000_000,
+}
+# More unknown tokens than this share of a source deserve a warning: a vocabulary that
+# fits its text has a tenth of it, or less.
+_MUCH_UNKNOWN = 0.01
 
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """What to build. All but `workers` and the paths is part of the corpus's identity.
+    """What to build. All but the runner and the paths is part of its identity.
 
     Attributes:
         output: the corpus directory to make.
-        input: paths and globs; none for the embedded text.
-        format: "text" (blank lines between documents), "jsonl" or "embedded".
-        text_field: JSON Lines: the key of the text.
-        vocab: a WordPiece vocabulary file, or None: learn one.
+        input: paths, globs, URLs or "tfds:NAME"; none for the embedded text.
+        reading: how to read it.
+        tokenizer: the kind of vocabulary to learn.
+        vocab: a WordPiece vocabulary or a SentencePiece model, or None: learn one.
         vocab_size: tokens to learn; None means 8192. Not together with `vocab`.
+        byte_fallback: SentencePiece that is learnt: spell unknown characters by bytes.
+        lowercase: uncased text.
+        strip_accents: text without accents.
         specials: how the vocabulary spells its special tokens.
         valid_fraction: share of the documents to hold out, in [0, 1).
         min_tokens: shorter documents are dropped and counted.
-        workers: processes that tokenise; no influence on the result.
-        shard_characters: text per shard; None chooses by the size of the text.
+        dedup: drop documents that equal an earlier one, and count them.
+        tags: of tags.KINDS: what to tag.
+        spacy_model: the tagger.
+        runner: does the work; no influence on the result.
+        part_size: bytes on disk that are read at a time; None chooses by the size of
+            the text.
     """
 
     output: Path
     input: tuple[str, ...] = ()
-    format: Format = "text"
-    text_field: str = "text"
+    reading: Reading = field(default_factory=Reading)
+    tokenizer: Kind = "wordpiece"
     vocab: Path | None = None
     vocab_size: int | None = None
+    byte_fallback: bool = True
+    lowercase: bool = False
+    strip_accents: bool = False
     specials: Specials = field(default_factory=Specials)
     valid_fraction: float = 0.02
     min_tokens: int = 1
-    workers: int = field(default_factory=lambda: os.cpu_count() or 1)
-    shard_characters: int | None = None
+    dedup: bool = False
+    tags: tuple[str, ...] = ()
+    spacy_model: str = DEFAULT_MODEL
+    runner: Runner = field(default_factory=lambda: Local(os.cpu_count() or 1))
+    part_size: int | None = None
+
+    @property
+    def normalisation(self) -> Normalisation:
+        """What becomes of the text before it is tokenised."""
+        return Normalisation(
+            lowercase=self.lowercase,
+            strip_accents=self.strip_accents,
+            unicode=self.reading.unicode,
+        )
 
 
 @dataclass(frozen=True)
@@ -78,13 +110,17 @@ class _Job:
 
     Attributes:
         options: what to build.
+        directory: where it is made.
         scan: the text.
         given: the vocabulary that the options name; None: learn one.
+        tagging: what is tagged.
     """
 
     options: BuildOptions
+    directory: Path
     scan: Scan
     given: Tokenizer | None
+    tagging: Tagging
 
     @property
     def vocab_size(self) -> int:
@@ -92,37 +128,30 @@ class _Job:
         size = self.options.vocab_size
         return DEFAULT_VOCAB_SIZE if size is None else size
 
-    @functools.cached_property
-    def cut(self) -> shards.Cut:
-        """How the text becomes shards."""
-        characters = self.options.shard_characters
-        if characters is None:
-            characters = self.scan.characters // _MOST_SHARDS
-            characters = max(_LEAST_SHARD_CHARACTERS, characters)
-        output = self.options.output
-        return shards.Cut(
-            directory=output.with_name(output.name + ".partial"),
-            specials=self.options.specials,
-            min_tokens=self.options.min_tokens,
-            characters=characters,
-            threshold=held_out_threshold(self.scan.hashes, self.options.valid_fraction),
-        )
-
-    @functools.cached_property
+    @property
     def identity(self) -> dict[str, Any]:
         """What makes two builds the same; holds no path and no machine's trait."""
         options = self.options
+        learnt = {
+            "tokenizer": options.tokenizer,
+            "vocab_size": self.vocab_size,
+            "byte_fallback": options.byte_fallback,
+        }
         return {
             "format_version": store.FORMAT_VERSION,
             **self.scan.describe(),
             "options": {
-                "text_field": options.text_field,
-                "vocabulary": self.given and self.given.sha256,
-                "vocab_size": None if self.given else self.vocab_size,
+                "text_field": options.reading.text_field,
+                "invalid": options.reading.invalid,
+                "vocabulary": self.given.sha256 if self.given else learnt,
+                "normalisation": asdict(options.normalisation),
                 "special_tokens": asdict(options.specials),
                 "valid_fraction": float(options.valid_fraction),
                 "min_tokens": options.min_tokens,
-                "shard_characters": options.shard_characters,
+                "dedup": options.dedup,
+                "tags": list(self.tagging.kinds),
+                "tagger": self.tagging.version,
+                "part_size": options.part_size,
             },
         }
 
@@ -141,14 +170,19 @@ def build(options: BuildOptions, wait: bool = False) -> store.Corpus:
     start = time.monotonic()
     check_options(options)
     workspace.check_output(options.output)
-    job = _read(options)
-    partial = job.cut.directory
+    partial = options.output.with_name(options.output.name + ".partial")
+    sources = find_sources(options.input, options.reading)
+    tagging = make_tagging(options.tags, options.spacy_model)
+    given = options.vocab and _load_vocabulary(options, options.vocab, "--vocab")
     try:
-        if finished := _find_finished(job):
-            return finished
         with workspace.lock(partial, wait):
+            workspace.claim(partial)
+            cut = parts.cut(sources, options.reading, options.part_size)
+            found = scan(sources, cut, options.runner, partial)
+            job = _Job(options, partial, found, given, tagging)
+            _check_text(job)
             if finished := _find_finished(job):
-                partial.rmdir()
+                workspace.abandon(partial)
                 return finished
             if workspace.recorded_identity(partial) != job.identity:
                 _fill(job)
@@ -177,20 +211,19 @@ def embedded_corpus(cache_dir: Path, vocab_size: int, valid_fraction: float) -> 
         vocab_size: tokens of the vocabulary to learn.
         valid_fraction: share of the documents to hold out, in [0, 1).
     """
+    settings = [store.FORMAT_VERSION, vocab_size, valid_fraction]
+    content = json.dumps([settings, topics.topics], sort_keys=True)
+    name = hashlib.sha256(content.encode()).hexdigest()[:16]
     options = BuildOptions(
-        output=cache_dir / "corpora" / "embedded",
-        format="embedded",
+        output=cache_dir / "corpora" / f"embedded-{name}",
+        reading=Reading(format="embedded"),
         vocab_size=vocab_size,
         valid_fraction=valid_fraction,
-        workers=1,
+        runner=Local(1),
     )
-    check_options(options)
-    identity = json.dumps(_read(options).identity)
-    name = hashlib.sha256(identity.encode()).hexdigest()[:16]
-    output = options.output.with_name(f"embedded-{name}")
-    if not (output / store.MANIFEST).exists():
-        build(replace(options, output=output), wait=True)
-    return output
+    if not (options.output / store.MANIFEST).exists():
+        build(options, wait=True)
+    return options.output
 
 
 def check_options(options: BuildOptions) -> None:
@@ -201,9 +234,16 @@ def check_options(options: BuildOptions) -> None:
     """
     if not options.output.name:
         raise InputError("--output is missing; it names the corpus directory to make")
-    if options.format not in FORMATS:
-        raise InputError(f"--format={options.format} is none of {', '.join(FORMATS)}")
-    if options.format == "embedded" and options.input:
+    reading = options.reading
+    for name, value, known in (
+        ("format", reading.format, FORMATS),
+        ("tokenizer", options.tokenizer, KINDS),
+        ("invalid", reading.invalid, ("replace", "strict")),
+        ("unicode", reading.unicode, ("none", "nfc", "nfkc")),
+    ):
+        if value not in known:
+            raise InputError(f"--{name}={value} is none of {', '.join(known)}")
+    if reading.format == "embedded" and options.input:
         raise InputError("--format=embedded reads no file; leave --input out")
     if options.vocab is not None and options.vocab_size is not None:
         raise InputError(
@@ -215,23 +255,23 @@ def check_options(options: BuildOptions) -> None:
     counts = {
         "vocab_size": options.vocab_size,
         "min_tokens": options.min_tokens,
-        "workers": options.workers,
+        "part_size": options.part_size,
     }
     for name, count in counts.items():
         if count is not None and count < 1:
             raise InputError(f"--{name}={count} is not at least 1")
+    if isinstance(options.runner, Beam):
+        options.runner.check()
+    elif isinstance(options.runner, Local) and options.runner.workers < 1:
+        raise InputError(f"--workers={options.runner.workers} is not at least 1")
 
 
-def _read(options: BuildOptions) -> _Job:
-    sources = find_sources(options.input, options.format)
-    given = options.vocab and load_wordpiece(options.vocab, options.specials)
-    found = scan(sources, options.text_field)
-    if not found.hashes.size:
+def _check_text(job: _Job) -> None:
+    if not sum(job.scan.documents):
         raise InputError(
-            f"--input={','.join(options.input)}: no document in any of {len(sources)}"
-            " files"
+            f"--input={','.join(job.options.input)}: no document in any of"
+            f" {len(job.scan.sources)} sources"
         )
-    return _Job(options, found, given)
 
 
 def _find_finished(job: _Job) -> store.Corpus | None:
@@ -239,6 +279,7 @@ def _find_finished(job: _Job) -> store.Corpus | None:
     if not (output / store.MANIFEST).exists():
         return None
     if workspace.recorded_identity(output) != job.identity:
+        workspace.abandon(job.directory)
         raise InputError(
             f"--output={output} holds a corpus of other text or options; it was left"
             " as it is: choose another name or remove it"
@@ -250,37 +291,72 @@ def _find_finished(job: _Job) -> store.Corpus | None:
 
 def _fill(job: _Job) -> None:
     """Makes all files of the corpus, corpus.json last."""
-    partial, hashes = job.cut.directory, job.scan.hashes
-    workspace.begin(partial, job.identity)
+    directory, options = job.directory, job.options
+    workspace.begin(directory, job.identity)
+    threshold = held_out_threshold(job.scan.hashes, options.valid_fraction)
     print(
-        f"{len(hashes):,} documents, {job.scan.characters:,} characters,"
-        f" {int((hashes < job.cut.threshold).sum()):,} documents held out",
+        f"{sum(job.scan.documents):,} documents, {job.scan.characters:,} characters",
         flush=True,
     )
-    tokenizer = _settle_vocabulary(job)
-    splits = shards.summarise(
-        shards.write_shards(job.scan, job.cut, job.options.workers)
+    tokenizer = _settle_vocabulary(job, threshold)
+    if options.dedup:
+        _write_repeated(job)
+    recipe = shards.Recipe(
+        tokenizer_file=tokenizer.file_name,
+        tokenizer_sha256=tokenizer.sha256,
+        specials=options.specials,
+        normalisation=options.normalisation,
+        min_tokens=options.min_tokens,
+        threshold=threshold,
+        drops_repeated=options.dedup,
+        tagging=job.tagging,
     )
+    key = _digest([job.identity, tokenizer.sha256])
+    reports = shards.write_shards(job.scan, recipe, options.runner, directory, key)
+    splits = shards.summarise(reports)
     if not splits["train"]["documents"]:
         raise InputError(
             "no training document is left: all of"
             f" {splits['train']['dropped_documents']} have fewer than"
-            f" --min_tokens={job.options.min_tokens} tokens"
+            f" --min_tokens={options.min_tokens} tokens"
         )
-    counts = _count_tokens(partial, splits["train"], tokenizer.vocab_size)
-    store.write_array(partial / store.UNIGRAM, counts)
-    manifest = {**job.identity, **store.describe_tokenizer(tokenizer), "splits": splits}
+    counts = _count_tokens(directory, splits["train"], tokenizer.vocab_size)
+    store.write_array(directory / store.UNIGRAM, counts)
+    totals = shards.summarise_sources(reports, len(job.scan.sources)).tolist()
+    manifest = {
+        **job.identity,
+        **store.describe_tokenizer(tokenizer),
+        "splits": splits,
+        "source_tokens": [
+            {"tokens": tokens, "unknown_tokens": unknown} for tokens, unknown in totals
+        ],
+    }
     manifest["fingerprint"] = store.fingerprint(manifest)
-    store.sync(partial)
-    store.write_json(partial / store.MANIFEST, manifest)
+    store.sync(directory)
+    store.write_json(directory / store.MANIFEST, manifest)
 
 
-def _settle_vocabulary(job: _Job) -> Tokenizer:
+def _write_repeated(job: _Job) -> None:
+    flags = repeated(job.scan.hashes)
+    for part, own in zip(job.scan.parts, flags, strict=True):
+        store.write_array(job.directory / shards.repeated_file(part), own)
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _load_vocabulary(options: BuildOptions, path: Path, setting: str) -> Tokenizer:
+    return load_tokenizer(path, options.specials, options.normalisation, setting)
+
+
+def _settle_vocabulary(job: _Job, threshold: int) -> Tokenizer:
     """Puts the vocabulary where the shards' writers look for it."""
-    directory = job.cut.directory / store.TOKENIZER
+    directory = job.directory / store.TOKENIZER
     if directory.exists():
-        return load_wordpiece(directory / VOCABULARY_FILE, job.options.specials)
-    vocabulary = job.given or _learn_vocabulary(job)
+        (file,) = directory.iterdir()
+        return _load_vocabulary(job.options, file, "--output")
+    vocabulary = job.given or _learn_vocabulary(job, threshold)
     temporary = directory.with_name(f"{store.TOKENIZER}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
@@ -289,16 +365,32 @@ def _settle_vocabulary(job: _Job) -> Tokenizer:
     return vocabulary
 
 
-def _learn_vocabulary(job: _Job) -> Tokenizer:
+def _learn_vocabulary(job: _Job, threshold: int) -> Tokenizer:
     """Learns from the training documents, or from as many of them as are enough."""
-    # The held-out documents have the smallest hashes: sample from the other end.
-    share = min(1.0, _VOCABULARY_CHARACTERS / job.scan.characters)
-    lowest = max(job.cut.threshold, int((1 - share) * 2**64))
-    print(f"learning a vocabulary of {job.vocab_size:,} tokens", flush=True)
-    lines = chain.from_iterable(
-        document for key, document in job.scan.documents() if key >= lowest
+    options = job.options
+    characters = _SAMPLE_CHARACTERS[options.tokenizer]
+    lines = sample_lines(
+        job.scan,
+        characters,
+        threshold,
+        options.runner,
+        job.directory,
+        _digest(job.identity),
     )
-    vocabulary = train_wordpiece(lines, job.vocab_size, job.options.specials)
+    print(f"learning {options.tokenizer}, {job.vocab_size:,} tokens", flush=True)
+    if options.tokenizer == "wordpiece":
+        vocabulary = train_wordpiece(
+            lines, job.vocab_size, options.specials, options.normalisation
+        )
+    else:
+        vocabulary = train_sentencepiece(
+            lines,
+            job.vocab_size,
+            options.tokenizer,
+            options.specials,
+            options.normalisation,
+            options.byte_fallback,
+        )
     if vocabulary.vocab_size < job.vocab_size:
         print(f"the text gave {vocabulary.vocab_size:,} tokens, no more")
     return vocabulary
@@ -314,23 +406,47 @@ def _count_tokens(partial: Path, split: dict[str, Any], size: int) -> np.ndarray
 
 
 def _print_summary(corpus: store.Corpus, seconds: float) -> None:
-    splits = corpus.manifest["splits"]
-    text = corpus.manifest["text"]
-    train, valid = splits["train"], splits["valid"]
+    manifest = corpus.manifest
+    train, valid = manifest["splits"]["train"], manifest["splits"]["valid"]
     tokens = train["tokens"] + valid["tokens"]
     unknown = train["unknown_tokens"] + valid["unknown_tokens"]
     dropped = {
-        key: train[f"dropped_{key}"] + valid[f"dropped_{key}"]
-        for key in ("documents", "tokens")
+        key: train[key] + valid[key]
+        for key in ("dropped_documents", "dropped_tokens", "repeated_documents")
     }
     print(
         f"documents: {train['documents']:,} to train on, {valid['documents']:,} held"
-        f" out, {dropped['documents']:,} dropped\n"
+        f" out, {dropped['dropped_documents']:,} dropped"
+        f" ({dropped['repeated_documents']:,} of them repeated)\n"
         f"tokens: {train['tokens']:,} to train on, {valid['tokens']:,} held out,"
-        f" {dropped['tokens']:,} dropped; {unknown / tokens:.3%} unknown\n"
+        f" {dropped['dropped_tokens']:,} dropped; {unknown / tokens:.3%} unknown\n"
         f"vocabulary: {corpus.tokenizer.vocab_size:,} tokens\n"
-        f"replaced: {text['replaced_characters']:,} characters that were not UTF-8,"
-        f" in {text['replaced_documents']:,} documents\n"
+        f"cleaned: {_describe_dirt(manifest['text'])}\n"
         f"{corpus.directory}: done in {seconds:.1f} s",
         flush=True,
     )
+    _warn_of_unknown(manifest["sources"], manifest["source_tokens"])
+
+
+def _describe_dirt(text: dict[str, int]) -> str:
+    counts = [
+        f"{count:,} {name.replace('_', ' ')}"
+        for name, count in text.items()
+        if name not in ("documents", "characters") and count
+    ]
+    return ", ".join(counts) or "nothing"
+
+
+def _warn_of_unknown(
+    sources: Sequence[dict[str, Any]], tokens: Sequence[dict[str, int]]
+) -> None:
+    for source, counts in zip(sources, tokens, strict=True):
+        share = counts["unknown_tokens"] / max(counts["tokens"], 1)
+        if share > _MUCH_UNKNOWN:
+            print(
+                f"warning: {share:.1%} of the tokens of {source['name']} are unknown to"
+                " the vocabulary, which may be of another language; words that hold"
+                " one are never masked",
+                file=sys.stderr,
+                flush=True,
+            )

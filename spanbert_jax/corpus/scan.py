@@ -1,107 +1,195 @@
-"""The first reading: what documents there are, and which of them are held out.
+"""The first reading: what documents there are, which to hold out, which are repeated.
 
-A build reads its text up to three times and keeps none of it. The first reading notes a
-hash of each document, by which the later ones make sure that they see the same text.
+A build reads its text up to three times and keeps none of it. The first reading leaves
+a hash of each document on disk, by which the later ones make sure that they see the
+same text. Memory stays bounded however many documents there are.
 """
 
 import hashlib
 import sys
 from array import array
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from spanbert_jax.corpus.sources import Replaced, Source, read_documents
-from spanbert_jax.errors import InputError
+from spanbert_jax.corpus import store
+from spanbert_jax.corpus.cleaning import Dirt
+from spanbert_jax.corpus.parts import Part, hash_document
+from spanbert_jax.corpus.runners import Job, Runner, Task
+from spanbert_jax.corpus.sources import Source
+
+# Hashes that are sorted at a time, to find the repeated ones: 64 MB of them.
+_SORTED_AT_A_TIME = 8_000_000
+
+
+@dataclass(frozen=True)
+class _Task(Task):
+    """One part to read."""
+
+    part: Part
+    key: str
+
+    @property
+    def size(self) -> int:
+        return self.part.size
+
+    @property
+    def marker(self) -> str:
+        return f"{_name(self.part)}.json"
 
 
 @dataclass(frozen=True)
 class Scan:
-    """What the first reading found.
+    """What the first reading found; the hashes lie in a directory.
 
     Attributes:
+        directory: where the hashes are.
         sources: what was read.
-        text_field: JSON Lines: the key of the text.
-        hashes: uint64 [D], one per document, in the order of the text.
+        parts: in which parts.
+        documents: in each source.
+        digests: of each source, over its documents' text.
         characters: in all documents.
-        digests: per source, over its documents' text.
-        replaced: what was not UTF-8.
+        dirt: what was cleaned.
     """
 
-    sources: Sequence[Source]
-    text_field: str
-    hashes: np.ndarray
+    directory: Path
+    sources: tuple[Source, ...]
+    parts: tuple[Part, ...]
+    documents: tuple[int, ...]
+    digests: tuple[str, ...]
     characters: int
-    digests: Sequence[str]
-    replaced: Replaced
+    dirt: Dirt
 
-    def documents(self) -> Iterator[tuple[int, list[str]]]:
-        """Reads again: yields each document's hash and lines.
-
-        Raises:
-            InputError: the text is not what it was, or can no longer be read.
-        """
-        position = 0
-        for source in self.sources:
-            for document in read_documents(source, self.text_field, Replaced()):
-                key = _hash(document)
-                if position >= len(self.hashes) or key != int(self.hashes[position]):
-                    raise InputError(
-                        f"--input: {source.path} changed while it was read"
-                    )
-                position += 1
-                yield key, document
-        if position != len(self.hashes):
-            raise InputError("--input: the text changed while it was read")
+    def hashes(self) -> Iterator[np.ndarray]:
+        """Yields the hashes of each part: uint64, memory-mapped."""
+        for part in self.parts:
+            yield load_hashes(part, self.directory)
 
     def describe(self) -> dict[str, Any]:
         """Returns the manifest's entries about the text, without any path."""
+        columns = zip(self.sources, self.documents, self.digests, strict=True)
         return {
             "sources": [
                 {
                     "name": source.name,
                     "bytes": source.size,
                     "format": source.format,
+                    "documents": documents,
                     "digest": digest,
                 }
-                for source, digest in zip(self.sources, self.digests, strict=True)
+                for source, documents, digest in columns
             ],
             "text": {
-                "documents": len(self.hashes),
+                "documents": sum(self.documents),
                 "characters": self.characters,
-                "replaced_documents": self.replaced.documents,
-                "replaced_characters": self.replaced.characters,
+                **asdict(self.dirt),
             },
         }
 
 
-def scan(sources: Sequence[Source], text_field: str) -> Scan:
-    """Reads all text once; warns of files without a document.
+def scan(
+    sources: Sequence[Source], parts: Sequence[Part], runner: Runner, directory: Path
+) -> Scan:
+    """Reads all text once, but for parts that an earlier start has read.
+
+    Warns of sources without a document.
 
     Args:
         sources: what to read.
-        text_field: JSON Lines: the key of the text.
+        parts: all of it, cut.
+        runner: reads the parts.
+        directory: takes the hashes.
 
     Raises:
-        InputError: a file cannot be read.
+        InputError: a source cannot be read.
+        StorageError: a file cannot be written.
     """
-    hashes, digests, characters = array("Q"), [], 0
-    replaced = Replaced()
-    for source in sources:
-        first = len(hashes)
-        for document in read_documents(source, text_field, replaced):
-            hashes.append(_hash(document))
-            characters += sum(map(len, document))
-        if len(hashes) == first:
-            print(f"warning: {source.path} holds no text", file=sys.stderr, flush=True)
-        digests.append(hashlib.sha256(hashes[first:].tobytes()).hexdigest())
-    found = np.frombuffer(hashes, np.uint64)
-    return Scan(sources, text_field, found, characters, digests, replaced)
+    tasks = [_Task(part, _key(part)) for part in parts]
+    key = hashlib.sha256("".join(task.key for task in tasks).encode()).hexdigest()[:16]
+    left = [task for task in tasks if not _is_done(task, directory)]
+    runner(Job("reading", scan_part, f"scan-{key}"), left, directory)
+    documents = [0] * len(sources)
+    digests = [hashlib.sha256() for _ in sources]
+    characters, dirt = 0, Dirt()
+    for task in tasks:
+        record = store.read_json(directory / task.marker)
+        hashes = load_hashes(task.part, directory)
+        first = 0
+        for number, count in record["documents"]:
+            documents[number] += count
+            digests[number].update(hashes[first : first + count].tobytes())
+            first += count
+        characters += record["characters"]
+        dirt += Dirt(**record["dirt"])
+    for source, count in zip(sources, documents, strict=True):
+        if not count:
+            where = source.location or source.name
+            print(f"warning: {where} holds no text", file=sys.stderr, flush=True)
+    return Scan(
+        directory,
+        tuple(sources),
+        tuple(parts),
+        tuple(documents),
+        tuple(digest.hexdigest() for digest in digests),
+        characters,
+        dirt,
+    )
 
 
-def held_out_threshold(hashes: np.ndarray, fraction: float) -> int:
+def scan_part(task: _Task, directory: Path) -> None:
+    """Reads a part; leaves its hashes and a record. Runs on any process."""
+    hashes, characters, dirt = array("Q"), 0, Dirt()
+    counts = {piece.source: 0 for piece in task.part.pieces}
+    for source, document in task.part.documents(dirt):
+        hashes.append(hash_document(document))
+        counts[source] += 1
+        characters += sum(map(len, document))
+    path = directory / f"{_name(task.part)}.npy"
+    store.write_array(path, np.frombuffer(hashes, np.uint64))
+    record = {
+        "key": task.key,
+        "documents": list(counts.items()),
+        "characters": characters,
+        "dirt": asdict(dirt),
+    }
+    store.write_json(directory / task.marker, record)
+
+
+def load_hashes(part: Part, directory: Path) -> np.ndarray:
+    """The hash of each document of a part: uint64 [D], memory-mapped."""
+    return np.load(directory / hashes_file(part), mmap_mode="r")
+
+
+def hashes_file(part: Part) -> str:
+    """The name of the file of a part's hashes."""
+    return f"{_name(part)}.npy"
+
+
+def _name(part: Part) -> str:
+    return f"scan-{part.number:05d}"
+
+
+def _key(part: Part) -> str:
+    """What a part's hashes depend on: where the text is, and what it was when read."""
+    stamps = [(source.location, source.stamp) for source in part.sources]
+    reading = {
+        field.name: getattr(part.reading, field.name) for field in fields(part.reading)
+    }
+    text = repr((reading, part.pieces, stamps))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _is_done(task: _Task, directory: Path) -> bool:
+    path = directory / task.marker
+    return path.exists() and store.read_json(path)["key"] == task.key
+
+
+def held_out_threshold(
+    hashes: Callable[[], Iterator[np.ndarray]], fraction: float
+) -> int:
     """Chooses documents to hold out: those whose hash is below the number returned.
 
     They are round(fraction * D), at least one of two or more, never all. Equal
@@ -109,18 +197,63 @@ def held_out_threshold(hashes: np.ndarray, fraction: float) -> int:
     none where all of the text is copies of one document.
 
     Args:
-        hashes: uint64 [D], in any order.
+        hashes: yields the D hashes in arrays of uint64, in any order, at each call.
         fraction: share to hold out, in [0, 1).
     """
-    count = len(hashes)
-    if fraction == 0 or count < 2:
+    # Radix selection: the wanted hash's upper 16 bits, then the wanted one itself.
+    counts = np.zeros(2**16, np.int64)
+    largest = 0
+    for chunk in hashes():
+        counts += np.bincount(chunk >> np.uint64(48), minlength=2**16)
+        largest = max(largest, int(chunk.max(initial=0)))
+    total = int(counts.sum())
+    if fraction == 0 or total < 2:
         return 0
-    wanted = min(max(round(fraction * count), 1), count - 1)
-    ordered = np.sort(hashes)
-    last = ordered[wanted - 1]
-    return int(last) if last == ordered[-1] else int(last) + 1
+    wanted = min(max(round(fraction * total), 1), total - 1)
+    ends = np.cumsum(counts)
+    bucket = int(np.searchsorted(ends, wanted))
+    inside = [chunk[chunk >> np.uint64(48) == bucket] for chunk in hashes()]
+    rank = wanted - int(ends[bucket] - counts[bucket])
+    last = int(np.sort(np.concatenate(inside))[rank - 1])
+    return last if last == largest else last + 1
 
 
-def _hash(document: list[str]) -> int:
-    digest = hashlib.blake2b("\n".join(document).encode(), digest_size=8)
-    return int.from_bytes(digest.digest(), "big")
+def repeated(
+    hashes: Callable[[], Iterator[np.ndarray]],
+    at_a_time: int = _SORTED_AT_A_TIME,
+) -> list[np.ndarray]:
+    """Finds the documents that an earlier one equals.
+
+    Args:
+        hashes: yields the hashes of each part, uint64, at each call.
+        at_a_time: hashes to sort at a time, about; no influence on the result.
+
+    Returns:
+        bool, one array for each of `hashes`: whether the document is a repetition.
+    """
+    flags = [np.zeros(len(chunk), bool) for chunk in hashes()]
+    total = sum(map(len, flags))
+    # Equal hashes fall into the same range of values.
+    shift = np.uint64(64 - max(total // at_a_time, 1).bit_length())
+    for group in range(2 ** (64 - int(shift))):
+        found, places = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
+        first = 0
+        for chunk in hashes():
+            own = np.flatnonzero(chunk >> shift == group)
+            found.append(chunk[own])
+            places.append(own + first)
+            first += len(chunk)
+        values, place = np.concatenate(found), np.concatenate(places)
+        kept = np.zeros(len(values), bool)
+        kept[np.unique(values, return_index=True)[1]] = True
+        _set_flags(flags, place[~kept])
+    return flags
+
+
+def _set_flags(flags: list[np.ndarray], places: np.ndarray) -> None:
+    """Sets places that are counted over all arrays."""
+    ends = np.cumsum([len(part) for part in flags])
+    owner = np.searchsorted(ends, places, side="right")
+    for number in np.unique(owner):
+        first = ends[number] - len(flags[number])
+        flags[number][places[owner == number] - first] = True

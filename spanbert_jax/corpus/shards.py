@@ -1,160 +1,400 @@
-"""Shards: the text cut into parts, and the token ids of each part on disk.
+"""Shards: the token ids of a part of the text on disk.
 
-A finished shard has a report beside it, by which a build that was interrupted knows
-what it need not do again.
+A part gives a shard to each split that has documents in it. When both are there, a
+report lies beside them, by which a build that was interrupted knows what it need not do
+again.
 """
 
+import contextlib
+import functools
 import hashlib
-import json
-import multiprocessing
-import os
-import sys
-import threading
-from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from spanbert_jax.corpus import store
-from spanbert_jax.corpus.scan import Scan
+from spanbert_jax.corpus.cleaning import Dirt
+from spanbert_jax.corpus.parts import Part, hash_document
+from spanbert_jax.corpus.readers import Document
+from spanbert_jax.corpus.runners import Job, Runner, Task
+from spanbert_jax.corpus.scan import Scan, hashes_file, load_hashes
+from spanbert_jax.corpus.tags import Tagging, find_tags, to_tokens
 from spanbert_jax.corpus.tokenizers import (
-    VOCABULARY_FILE,
+    Normalisation,
     Specials,
     Tokenizer,
-    load_wordpiece,
+    load_tokenizer,
 )
-from spanbert_jax.errors import StorageError
+from spanbert_jax.errors import InputError, StorageError
 
-REPORT_SUFFIX = ".done.json"
+REPORT_PREFIX = "report-"
+
+# Text that is tokenised at a time, in characters: lists of Python integers take twenty
+# times an array's memory.
+_CHUNK_CHARACTERS = 500_000
+# What is counted for each split, in this order.
+_COUNTS = (
+    "documents",
+    "lines",
+    "tokens",
+    "unknown_tokens",
+    "dropped_documents",
+    "dropped_tokens",
+    "repeated_documents",
+)
 
 
 @dataclass(frozen=True)
-class Cut:
-    """How a text becomes shards.
+class Recipe:
+    """What becomes of the documents.
 
     Attributes:
-        directory: where they go; the tokenizer lies in it.
+        tokenizer_file: in the directory of the tokenizer.
+        tokenizer_sha256: of that file.
         specials: how its vocabulary spells its special tokens.
+        normalisation: what it does to the text.
         min_tokens: shorter documents are dropped and counted.
-        characters: text per shard; the shard ends with the document that fills it.
         threshold: documents whose hash is below it are held out.
+        drops_repeated: whether documents that equal an earlier one are dropped.
+        tagging: what is tagged.
     """
 
-    directory: Path
+    tokenizer_file: str
+    tokenizer_sha256: str
     specials: Specials
+    normalisation: Normalisation
     min_tokens: int
-    characters: int
     threshold: int
+    drops_repeated: bool
+    tagging: Tagging
 
 
 @dataclass(frozen=True)
-class Report:
-    """What became of one shard's documents.
+class _Task(Task):
+    """A part to tokenise."""
+
+    part: Part
+    recipe: Recipe
+
+    @property
+    def size(self) -> int:
+        return self.part.size
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        files = (store.TOKENIZER, hashes_file(self.part))
+        repeated = (repeated_file(self.part),) if self.recipe.drops_repeated else ()
+        return files + repeated
+
+    @property
+    def marker(self) -> str:
+        return f"{REPORT_PREFIX}{self.part.number:05d}.json"
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """Some documents as tokens.
 
     Attributes:
-        name: the shard's.
-        documents: that are stored.
-        lines: that are stored.
-        tokens: that are stored.
-        unknown_tokens: how many of them are the unknown id.
-        dropped_documents: shorter than the minimum.
-        dropped_tokens: in them.
-        counted_tokens: that the tokenizer made, stored or dropped.
-        sha256: of the token file; empty where there is none.
+        tokens: of all of them in a row.
+        lines: int64, tokens of each line.
+        documents: int64, tokens of each document.
+        document_lines: int64, lines of each document.
+        tags: by kind, int64 [N, 2], places in `tokens`.
+        sources: int64, the source of each document.
+        held_out: bool, whether each is held out.
+        repeated: bool, whether each equals an earlier one and is dropped for it.
     """
 
-    name: str
-    documents: int
-    lines: int
-    tokens: int
-    unknown_tokens: int
-    dropped_documents: int
-    dropped_tokens: int
-    counted_tokens: int
-    sha256: str
+    tokens: np.ndarray
+    lines: np.ndarray
+    documents: np.ndarray
+    document_lines: np.ndarray
+    tags: dict[str, np.ndarray]
+    sources: np.ndarray
+    held_out: np.ndarray
+    repeated: np.ndarray
 
 
-@dataclass(frozen=True)
-class _Task:
-    """Documents to tokenise into one shard."""
-
-    cut: Cut
-    name: str
-    documents: Sequence[Sequence[str]]
-
-    @property
-    def path(self) -> Path:
-        """What the names of the shard's files begin with."""
-        return self.cut.directory / self.name
-
-    @property
-    def report_path(self) -> Path:
-        return self.path.with_name(self.name + REPORT_SUFFIX)
+def repeated_file(part: Part) -> str:
+    """The name of the file that says which documents of a part are repetitions."""
+    return f"repeated-{part.number:05d}.npy"
 
 
-def write_shards(scan: Scan, cut: Cut, workers: int) -> list[Report]:
+def write_shards(
+    scan: Scan, recipe: Recipe, runner: Runner, directory: Path, key: str
+) -> list[dict[str, Any]]:
     """Tokenises what earlier builds left to do.
 
     Args:
         scan: the text.
-        cut: how to cut it, and where the shards go.
-        workers: processes. The tasks in flight are one more, so that memory is bounded.
+        recipe: what becomes of it.
+        runner: does the parts.
+        directory: takes the shards; it has the tokenizer and the hashes.
+        key: names all that decides what the shards hold.
 
     Returns:
-        The reports of all shards, in the order of the text.
+        The reports of all parts, in the order of the text.
 
     Raises:
         BrokenProcessPool: a worker was killed.
-        InputError: the text is not the scanned one.
+        InputError: the text is not the scanned one, or is at fault.
         StorageError: a file could not be written.
     """
-    single = scan.characters <= cut.characters
-    pool = None if single or workers == 1 else _start_pool(workers)
-    reports: list[Report] = []
-    in_flight: deque[tuple[int, Future[Report]]] = deque()
-    bar = tqdm(
-        total=scan.characters,
-        unit="char",
-        unit_scale=True,
-        disable=not sys.stderr.isatty(),
+    tasks = [_Task(part, recipe) for part in scan.parts]
+    left = [task for task in tasks if not (directory / task.marker).exists()]
+    if len(left) < len(tasks):
+        print(f"{len(tasks) - len(left)} of {len(tasks)} parts are there", flush=True)
+    runner(Job("tokenising", write_part, f"shards-{key}"), left, directory)
+    return [store.read_json(directory / task.marker) for task in tasks]
+
+
+def write_part(task: _Task, directory: Path) -> None:
+    """Tokenises a part; leaves its shards and a report. Runs on any process."""
+    recipe = task.recipe
+    tokenizer = _load_tokenizer(
+        directory / store.TOKENIZER / recipe.tokenizer_file,
+        recipe.tokenizer_sha256,
+        recipe.specials,
+        recipe.normalisation,
+    )
+    counts = {split: dict.fromkeys(_COUNTS, 0) for split in store.SPLITS}
+    sources = {piece.source: np.zeros(2, np.int64) for piece in task.part.pieces}
+    counted = 0
+    with contextlib.ExitStack() as stack:
+        shards = {
+            split: _ShardWriter(
+                directory / f"{split}-{task.part.number:05d}", tokenizer, recipe, stack
+            )
+            for split in store.SPLITS
+        }
+        for chunk in _chunks(task, directory, tokenizer):
+            counted += len(chunk.tokens)
+            for split, shard in shards.items():
+                mine = chunk.held_out == (split == "valid")
+                kept = mine & ~chunk.repeated & (chunk.documents >= recipe.min_tokens)
+                part = _select(chunk, kept)
+                shard.append(part)
+                _count(counts[split], chunk, mine, part, tokenizer.unk_id)
+                _count_sources(sources, part, tokenizer.unk_id)
+    report = {
+        "counted_tokens": counted,
+        "splits": {
+            split: counts[split] | shard.describe() for split, shard in shards.items()
+        },
+        "sources": [[number, *totals.tolist()] for number, totals in sources.items()],
+    }
+    store.write_json(directory / task.marker, report)
+
+
+# A tokenizer gathers speed as it goes: a worker keeps its own from part to part.
+@functools.lru_cache(maxsize=1)
+def _load_tokenizer(
+    path: Path, sha256: str, specials: Specials, normalisation: Normalisation
+) -> Tokenizer:
+    tokenizer = load_tokenizer(path, specials, normalisation)
+    if tokenizer.sha256 != sha256:
+        raise StorageError(f"{path} is not what was written there")
+    return tokenizer
+
+
+def _chunks(task: _Task, directory: Path, tokenizer: Tokenizer) -> Iterator[_Chunk]:
+    """Reads a part and tokenises it bit by bit."""
+    hashes = load_hashes(task.part, directory)
+    repeated = np.zeros(len(hashes), bool)
+    if task.recipe.drops_repeated:
+        repeated = np.load(directory / repeated_file(task.part))
+    first = last = characters = 0
+    documents: list[Document] = []
+    sources: list[int] = []
+
+    def tokenise() -> _Chunk:
+        return _tokenise(
+            documents,
+            np.array(sources, np.int64),
+            hashes[first:last] < task.recipe.threshold,
+            repeated[first:last],
+            tokenizer,
+            task.recipe.tagging,
+        )
+
+    for source, document in task.part.documents(Dirt()):
+        if last >= len(hashes) or hash_document(document) != int(hashes[last]):
+            raise _changed(task.part)
+        documents.append(document)
+        sources.append(source)
+        last += 1
+        characters += sum(map(len, document))
+        if characters >= _CHUNK_CHARACTERS:
+            yield tokenise()
+            first, characters, documents, sources = last, 0, [], []
+    if last < len(hashes):
+        raise _changed(task.part)
+    if documents:
+        yield tokenise()
+
+
+def _changed(part: Part) -> InputError:
+    names = ", ".join(source.location for source in part.sources[:3])
+    return InputError(f"--input: {names} changed while it was read")
+
+
+def _tokenise(
+    documents: Sequence[Document],
+    sources: np.ndarray,
+    held_out: np.ndarray,
+    repeated: np.ndarray,
+    tokenizer: Tokenizer,
+    tagging: Tagging,
+) -> _Chunk:
+    lines = list(chain.from_iterable(documents))
+    tags = {kind: np.zeros((0, 2), np.int64) for kind in tagging.kinds}
+    if tagging.kinds:
+        encoded = tokenizer.encode_with_offsets(lines)
+        ids = [line.ids for line in encoded]
+        lengths = np.array([len(line) for line in ids], np.int64)
+        begins = _offsets(lengths)[:-1]
+        found = find_tags(lines, tagging)
+        for kind in tagging.kinds:
+            ranges = [
+                to_tokens(tag[kind], line.begin, line.end) + begin
+                for tag, line, begin in zip(found, encoded, begins, strict=True)
+            ]
+            tags[kind] = np.concatenate(ranges)
+    else:
+        ids = tokenizer.encode(lines)
+        lengths = np.array([len(line) for line in ids], np.int64)
+    document_lines = np.array([len(document) for document in documents], np.int64)
+    dtype = store.token_dtype(tokenizer.vocab_size)
+    return _Chunk(
+        tokens=np.fromiter(chain.from_iterable(ids), dtype, int(lengths.sum())),
+        lines=lengths,
+        documents=np.diff(_offsets(lengths)[_offsets(document_lines)]),
+        document_lines=document_lines,
+        tags=tags,
+        sources=sources,
+        held_out=held_out,
+        repeated=repeated,
     )
 
-    def collect() -> None:
-        size, future = in_flight.popleft()
-        reports.append(future.result())
-        bar.update(size)
-        if bar.disable:
-            print(f"{reports[-1].name}: {reports[-1].tokens:,} tokens", flush=True)
 
-    try:
-        for task in _tasks(scan, cut):
-            size = sum(map(len, chain.from_iterable(task.documents)))
-            in_flight.append((size, _submit(pool, task)))
-            if pool is None or len(in_flight) > workers:
-                collect()
-        while in_flight:
-            collect()
-    finally:
-        bar.close()
-        if pool is not None:
-            pool.shutdown(cancel_futures=True)
-    return reports
+def _select(chunk: _Chunk, kept: np.ndarray) -> _Chunk:
+    """The documents that are kept, and of their lines those that have tokens."""
+    kept_tokens = np.repeat(kept, chunk.documents)
+    kept_lines = np.repeat(kept, chunk.document_lines) & (chunk.lines > 0)
+    place = _offsets(kept_tokens)
+    # A tag lies in one document: its first token tells whether it stays.
+    tags = {
+        kind: place[ranges[kept_tokens[ranges[:, 0]]]]
+        for kind, ranges in chunk.tags.items()
+    }
+    return _Chunk(
+        tokens=chunk.tokens[kept_tokens],
+        lines=chunk.lines[kept_lines],
+        documents=chunk.documents[kept],
+        document_lines=chunk.document_lines[kept],
+        tags=tags,
+        sources=chunk.sources[kept],
+        held_out=chunk.held_out[kept],
+        repeated=chunk.repeated[kept],
+    )
 
 
-def summarise(reports: Sequence[Report]) -> dict[str, dict[str, Any]]:
+def _count(
+    counts: dict[str, int], chunk: _Chunk, mine: np.ndarray, kept: _Chunk, unk_id: int
+) -> None:
+    """Counts what became of the documents of a split."""
+    counts["documents"] += len(kept.documents)
+    counts["lines"] += len(kept.lines)
+    counts["tokens"] += len(kept.tokens)
+    counts["unknown_tokens"] += int((kept.tokens == unk_id).sum())
+    counts["dropped_documents"] += int(mine.sum()) - len(kept.documents)
+    counts["dropped_tokens"] += int(chunk.documents[mine].sum()) - len(kept.tokens)
+    counts["repeated_documents"] += int((mine & chunk.repeated).sum())
+
+
+def _count_sources(sources: dict[int, np.ndarray], kept: _Chunk, unk_id: int) -> None:
+    """Adds the tokens, and the unknown ones, of each source."""
+    owner = np.repeat(kept.sources, kept.documents)
+    unknown = kept.tokens == unk_id
+    for number in np.unique(kept.sources):
+        own = owner == number
+        sources[int(number)] += [int(own.sum()), int((own & unknown).sum())]
+
+
+class _ShardWriter:
+    """Appends documents to a shard's files; makes none where there is no document."""
+
+    def __init__(
+        self,
+        path: Path,
+        tokenizer: Tokenizer,
+        recipe: Recipe,
+        stack: contextlib.ExitStack,
+    ) -> None:
+        self._path, self._stack = path, stack
+        self._kinds = recipe.tagging.kinds
+        self._dtype = store.token_dtype(tokenizer.vocab_size)
+        self._append: dict[str, Any] = {}
+        self._tokens = 0
+        self._tags = dict.fromkeys(self._kinds, 0)
+
+    def append(self, chunk: _Chunk) -> None:
+        """Appends the documents of a chunk."""
+        if not len(chunk.documents):
+            return
+        if not self._append:
+            self._open()
+        self._append["tokens"](chunk.tokens)
+        for name, lengths in (("documents", chunk.documents), ("lines", chunk.lines)):
+            self._append[name](self._tokens + np.cumsum(lengths))
+        for kind, ranges in chunk.tags.items():
+            self._append[kind](self._tokens + ranges)
+            self._tags[kind] += len(ranges)
+        self._tokens += len(chunk.tokens)
+
+    def _open(self) -> None:
+        for name, dtype in (
+            ("tokens", self._dtype),
+            ("documents", np.int64),
+            ("lines", np.int64),
+        ):
+            file = store.appending(self._file(name), dtype)
+            self._append[name] = self._stack.enter_context(file)
+        for kind in self._kinds:
+            file = store.appending(self._file(kind), np.int64, 2)
+            self._append[kind] = self._stack.enter_context(file)
+        for name in ("documents", "lines"):
+            self._append[name](np.zeros(1, np.int64))
+
+    def describe(self) -> dict[str, Any]:
+        """The report's entries about the shard; its files are closed."""
+        if not self._append:
+            return {"name": self._path.name, "tags": self._tags, "sha256": ""}
+        with self._file("tokens").open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return {"name": self._path.name, "tags": self._tags, "sha256": digest}
+
+    def _file(self, kind: str) -> Path:
+        return self._path.with_name(f"{self._path.name}.{kind}.npy")
+
+
+def _offsets(lengths: np.ndarray) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+
+
+def summarise(reports: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Adds reports up, by split, as corpus.json has it.
 
     Raises:
         StorageError: the splits do not account for every token that was counted.
     """
     splits = {name: _summarise_split(name, reports) for name in store.SPLITS}
-    counted = sum(report.counted_tokens for report in reports)
+    counted = sum(report["counted_tokens"] for report in reports)
     stored = sum(split["tokens"] for split in splits.values())
     dropped = sum(split["dropped_tokens"] for split in splits.values())
     if stored + dropped != counted:
@@ -165,136 +405,21 @@ def summarise(reports: Sequence[Report]) -> dict[str, dict[str, Any]]:
     return splits
 
 
-def _summarise_split(split: str, reports: Sequence[Report]) -> dict[str, Any]:
-    own = [asdict(r) for r in reports if r.name.startswith(f"{split}-")]
-    totals = (
-        "documents",
-        "tokens",
-        "unknown_tokens",
-        "dropped_documents",
-        "dropped_tokens",
-    )
-    entry = ("name", "documents", "lines", "tokens", "sha256")
+def _summarise_split(split: str, reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    own = [report["splits"][split] for report in reports]
+    entry = ("name", "documents", "lines", "tokens", "tags", "sha256")
     return {
-        **{key: sum(report[key] for report in own) for key in totals},
+        **{key: sum(shard[key] for shard in own) for key in _COUNTS if key != "lines"},
         "shards": [
-            {key: report[key] for key in entry} for report in own if report["tokens"]
+            {key: shard[key] for key in entry} for shard in own if shard["tokens"]
         ],
     }
 
 
-def _tasks(scan: Scan, cut: Cut) -> Iterator[_Task]:
-    """Cuts the text, in its order, with a shard of each split open at a time."""
-    documents: dict[str, list[list[str]]] = {name: [] for name in store.SPLITS}
-    characters = dict.fromkeys(store.SPLITS, 0)
-    numbers = dict.fromkeys(store.SPLITS, 0)
-
-    def close(split: str) -> _Task:
-        task = _Task(cut, f"{split}-{numbers[split]:05d}", documents[split])
-        documents[split], characters[split] = [], 0
-        numbers[split] += 1
-        return task
-
-    for key, document in scan.documents():
-        split = "valid" if key < cut.threshold else "train"
-        documents[split].append(document)
-        characters[split] += sum(map(len, document))
-        if characters[split] >= cut.characters:
-            yield close(split)
-    for split in store.SPLITS:
-        if documents[split]:
-            yield close(split)
-
-
-def _submit(pool: ProcessPoolExecutor | None, task: _Task) -> Future[Report]:
-    """Hands a task to the pool, does it here, or finds it done by an earlier build."""
-    done = task.report_path.exists()
-    if pool is not None and not done:
-        return pool.submit(_write_shard, task)
-    future: Future[Report] = Future()
-    future.set_result(
-        Report(**json.loads(task.report_path.read_bytes()))
-        if done
-        else _write_shard(task)
-    )
-    return future
-
-
-def _write_shard(task: _Task) -> Report:
-    """Tokenises documents, writes their shard and its report; runs in a worker."""
-    tokenizer = load_wordpiece(
-        task.cut.directory / store.TOKENIZER / VOCABULARY_FILE, task.cut.specials
-    )
-    lines = list(chain.from_iterable(task.documents))
-    tokens, line_lengths = _encode(tokenizer, lines)
-    counted = len(tokens)
-    document_lines = np.array([len(document) for document in task.documents])
-    line_ends = _offsets(line_lengths)
-    document_lengths = np.diff(line_ends[_offsets(document_lines)])
-    kept = document_lengths >= task.cut.min_tokens
-    tokens = tokens[np.repeat(kept, document_lengths)]
-    line_lengths = line_lengths[np.repeat(kept, document_lines)]
-    line_lengths = line_lengths[line_lengths > 0]
-    arrays = {
-        "documents": _offsets(document_lengths[kept]),
-        "lines": _offsets(line_lengths),
-        "tokens": tokens,
-    }
-    report = Report(
-        name=task.name,
-        documents=int(kept.sum()),
-        lines=len(line_lengths),
-        tokens=len(tokens),
-        unknown_tokens=int((tokens == tokenizer.unk_id).sum()),
-        dropped_documents=int((~kept).sum()),
-        dropped_tokens=int(document_lengths[~kept].sum()),
-        counted_tokens=counted,
-        sha256=_write_arrays(task.path, arrays) if len(tokens) else "",
-    )
-    store.write_json(task.report_path, asdict(report))
-    return report
-
-
-def _encode(tokenizer: Tokenizer, lines: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the tokens of all lines in a row, and each line's length."""
-    dtype = store.token_dtype(tokenizer.vocab_size)
-    parts, lengths = [np.zeros(0, dtype)], []
-    # Lists of Python integers take 20 times an array's memory: never hold many.
-    for start in range(0, len(lines), 1000):
-        ids = tokenizer.encode(lines[start : start + 1000])
-        lengths.extend(map(len, ids))
-        parts.append(np.fromiter(chain.from_iterable(ids), dtype))
-    return np.concatenate(parts), np.array(lengths, np.int64)
-
-
-def _offsets(lengths: np.ndarray) -> np.ndarray:
-    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-
-
-def _write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> str:
-    """Writes a shard's arrays; returns the sha256 of its token file."""
-    files = {kind: path.with_name(f"{path.name}.{kind}.npy") for kind in arrays}
-    for kind, array in arrays.items():
-        store.write_array(files[kind], array)
-    with files["tokens"].open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _start_pool(workers: int) -> ProcessPoolExecutor:
-    # Spawn: a fork would copy the locks of the threads that libraries have started.
-    context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(workers, context, initializer=_start_worker)
-
-
-def _start_worker() -> None:
-    # One process per core is all the parallelism that there is to gain.
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """Ends a worker whose parent was killed; it would wait for tasks for ever."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
+def summarise_sources(reports: Sequence[dict[str, Any]], count: int) -> np.ndarray:
+    """Returns int64 [count, 2]: tokens and unknown tokens that each source gave."""
+    totals = np.zeros((count, 2), np.int64)
+    for report in reports:
+        for number, *row in report["sources"]:
+            totals[number] += row
+    return totals

@@ -1,117 +1,149 @@
-"""Where text comes from: files, or what Python itself carries, as documents.
+"""What text there is to read, and how it is cut so that many processes can read it."""
 
-A document is a list of lines, each a sentence or a paragraph: stripped and not blank.
-"""
-
-import glob
-import gzip
-import io
-import json
-import re
-import zlib
-from collections.abc import Iterator, Sequence
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from pydoc_data import topics
-from typing import BinaryIO, Literal
+from typing import Literal
 
+from spanbert_jax.corpus import tables
+from spanbert_jax.corpus.cleaning import Invalid, NormalForm
+from spanbert_jax.corpus.files import FileInfo, find_files, is_packed
 from spanbert_jax.errors import InputError
 
-Format = Literal["text", "jsonl", "embedded"]
-FORMATS: tuple[Format, ...] = ("text", "jsonl", "embedded")
+Format = Literal["text", "jsonl", "parquet", "tfds", "embedded"]
+FORMATS: tuple[Format, ...] = ("text", "jsonl", "parquet", "tfds", "embedded")
 
 _EMBEDDED_NAME = "pydoc_data.topics"
-_REPLACEMENT = "\ufffd"
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_TFDS_PREFIX = "tfds:"
+# Names that leave no doubt about the format.
+_SUFFIXES: dict[str, Format] = {
+    ".json": "jsonl",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".parquet": "parquet",
+}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How to read. All but `data_dir` is part of a corpus's identity.
+
+    Attributes:
+        format: "text" (blank lines between documents), "jsonl" (an object a line),
+            "parquet" (a row a document), "tfds" (an example a document), "embedded".
+        text_field: JSON Lines, Parquet, TFDS: what holds the text.
+        invalid: what to do with bytes that are not UTF-8: leave out, or refuse.
+        unicode: the normal form of every line.
+        tfds_split: TFDS: which split.
+        data_dir: TFDS: where its data are; None for its own default.
+    """
+
+    format: Format = "text"
+    text_field: str = "text"
+    invalid: Invalid = "replace"
+    unicode: NormalForm = "none"
+    tfds_split: str = "train"
+    data_dir: str | None = None
 
 
 @dataclass(frozen=True)
 class Source:
-    """One file, or the embedded text.
+    """A file, a split of a TFDS data set, or the embedded text.
 
     Attributes:
-        name: the file's base name.
+        name: a file's base name; "wikipedia/20230601.en/train". Holds no path.
         size: bytes on disk.
         format: one of FORMATS.
-        path: None for the embedded text.
+        location: an absolute path or a URL; TFDS: the name with version and split;
+            empty for the embedded text.
+        stamp: another one when the source has changed.
     """
 
     name: str
     size: int
     format: Format
-    path: Path | None
+    location: str
+    stamp: str
 
 
-@dataclass
-class Replaced:
-    """What was not UTF-8 and came out as U+FFFD, which tokenizers leave out."""
+@dataclass(frozen=True)
+class Piece:
+    """A part of a source, which one process reads from end to end.
 
-    characters: int = 0
-    documents: int = 0
+    Attributes:
+        source: its number in the list of sources.
+        start: where it begins, in bytes of an uncompressed text or JSON Lines file, in
+            row groups of Parquet, in examples of TFDS. 0 for what cannot be cut.
+        stop: where it ends; the size for what cannot be cut.
+        size: its share of the source's bytes.
+    """
+
+    source: int
+    start: int
+    stop: int
+    size: int
 
 
-def find_sources(patterns: Sequence[str], file_format: Format) -> list[Source]:
-    """Lists the files that patterns name, each once, in the order of their paths.
+def find_sources(patterns: Sequence[str], reading: Reading) -> list[Source]:
+    """Lists what patterns name, each source once, in the order of their locations.
 
     Args:
-        patterns: paths or globs ("**" goes into directories), or several of them
-            joined by commas; none for the embedded text.
-        file_format: how to read the files; a name that ends in ".gz" is unpacked.
+        patterns: paths, URLs that fsspec knows, globs of both ("**" goes into
+            directories), or several of them joined by commas; "tfds:NAME" for a data
+            set of TFDS, where `reading.format` is "tfds" also NAME alone. None for the
+            embedded text.
+        reading: how to read.
 
     Raises:
-        InputError: a pattern names no file.
+        InputError: a pattern names nothing, or a name contradicts the format.
     """
-    if file_format == "embedded":
-        size = sum(len(text.encode()) for text in topics.topics.values())
-        return [Source(_EMBEDDED_NAME, size, "embedded", None)]
-    paths: set[Path] = set()
+    if reading.format == "embedded":
+        text = "".join(topics.topics[name] for name in sorted(topics.topics)).encode()
+        stamp = hashlib.sha256(text).hexdigest()
+        return [Source(_EMBEDDED_NAME, len(text), "embedded", "", stamp)]
+    found = {}
     for pattern in _split_patterns(patterns):
-        expanded = Path(pattern).expanduser()
-        # A file may be called "a[1].txt": the name itself goes before the glob.
-        found = (
-            [expanded]
-            if expanded.exists()
-            else [Path(name) for name in glob.glob(str(expanded), recursive=True)]
-        )
-        files = [path for path in found if not path.is_dir()]
-        if not files:
-            reason = "is a directory; name its files" if found else "matches no file"
-            raise InputError(f"--input={pattern} {reason}")
-        paths.update(files)
-    return [
-        Source(path.name, path.stat().st_size, file_format, path)
-        for path in sorted(paths)
-    ]
+        if pattern.startswith(_TFDS_PREFIX) or reading.format == "tfds":
+            name = pattern.removeprefix(_TFDS_PREFIX)
+            split = tables.find_split(name, reading.tfds_split, reading.data_dir)
+            source = Source(split.name, split.size, "tfds", split.location, split.stamp)
+            found[source.location] = source
+        else:
+            for file in find_files(pattern):
+                found[file.location] = _from_file(file, reading.format)
+    return [found[location] for location in sorted(found)]
 
 
-def read_documents(
-    source: Source, text_field: str, replaced: Replaced
-) -> Iterator[list[str]]:
-    """Yields a source's documents, one at a time.
+def cut_into_parts(
+    sources: Sequence[Source], part_size: int, reading: Reading
+) -> list[tuple[Piece, ...]]:
+    """Cuts sources into pieces and groups these, in the order of the text.
+
+    Every byte, row group and example is in exactly one piece, every source has at least
+    one. Nothing but compressed files and single row groups makes a part larger than
+    `part_size`.
 
     Args:
-        source: what to read.
-        text_field: JSON Lines only: the key of the text.
-        replaced: counts what had to be replaced, as the reading goes on.
+        sources: what there is.
+        part_size: bytes of a part, about.
+        reading: how to read.
 
     Raises:
-        InputError: the file cannot be read, or a line of JSON is not an object with
-            a string under `text_field`; the message has the file and the line.
+        InputError: a Parquet file or a TFDS data set cannot be read, or has no such
+            text field.
     """
-    if source.format == "embedded":
-        yield from _read_embedded()
-        return
-    reader = (
-        _read_text(source, replaced)
-        if source.format == "text"
-        else _read_jsonl(source, text_field, replaced)
-    )
-    before = replaced.characters
-    for document in reader:
-        replaced.documents += replaced.characters > before
-        before = replaced.characters
-        yield document
+    parts: list[list[Piece]] = []
+    filled = 0
+    for number, source in enumerate(sources):
+        for piece in _cut(number, source, part_size, reading):
+            if not parts or filled + piece.size > part_size:
+                parts.append([])
+                filled = 0
+            parts[-1].append(piece)
+            filled += piece.size
+    return [tuple(part) for part in parts]
 
 
 def _split_patterns(patterns: Sequence[str]) -> list[str]:
@@ -122,96 +154,63 @@ def _split_patterns(patterns: Sequence[str]) -> list[str]:
     return parts
 
 
-def _read_lines(source: Source, replaced: Replaced) -> Iterator[str]:
-    """Yields lines, stripped; a binary file ends them at line feeds and only there."""
-    assert source.path is not None
-    try:
-        with _open(source.path) as file:
-            for number, raw in enumerate(file):
-                text = raw.removeprefix(_BYTE_ORDER_MARK) if number == 0 else raw
-                yield _decode(text, replaced).strip()
-    except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"--input: cannot read {source.path}: {error}") from error
-
-
-def _open(path: Path) -> BinaryIO:
-    if path.suffix == ".gz":
-        return io.BufferedReader(gzip.open(path, "rb"))
-    return path.open("rb")
-
-
-def _decode(raw: bytes, replaced: Replaced) -> str:
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        text = raw.decode(errors="replace")
-        already = raw.count(_REPLACEMENT.encode())
-        replaced.characters += text.count(_REPLACEMENT) - already
-        return text
-
-
-def _read_text(source: Source, replaced: Replaced) -> Iterator[list[str]]:
-    document: list[str] = []
-    for line in _read_lines(source, replaced):
-        if line:
-            document.append(line)
-        elif document:
-            yield document
-            document = []
-    if document:
-        yield document
-
-
-def _read_jsonl(
-    source: Source, text_field: str, replaced: Replaced
-) -> Iterator[list[str]]:
-    for number, line in enumerate(_read_lines(source, replaced), start=1):
-        if not line:
-            continue
-        text = _json_text(line, text_field, f"{source.path}, line {number}")
-        text, lone = _LONE_SURROGATE.subn(_REPLACEMENT, text)
-        replaced.characters += lone
-        if document := _strip_lines(text.split("\n")):
-            yield document
-
-
-def _json_text(line: str, text_field: str, where: str) -> str:
-    try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise InputError(f"{where}: not JSON: {error}") from error
-    if not isinstance(record, dict):
-        raise InputError(f"{where}: not a JSON object but {type(record).__name__}")
-    if text_field not in record:
+def _from_file(file: FileInfo, format_: Format) -> Source:
+    stem, suffix = os.path.splitext(file.name)
+    if is_packed(file.name):
+        suffix = os.path.splitext(stem)[1]
+    implied = _SUFFIXES.get(suffix.lower(), format_)
+    if implied != format_:
         raise InputError(
-            f"{where}: no field --text_field={text_field}; there are"
-            f" {', '.join(map(str, record)) or 'none'}"
+            f"--format={format_} contradicts the name of {file.location}; use"
+            f" --format={implied}, or name the file otherwise"
         )
-    if not isinstance(record[text_field], str):
-        kind = type(record[text_field]).__name__
-        raise InputError(f"{where}: --text_field={text_field} holds {kind}, not a text")
-    return record[text_field]
+    return Source(file.name, file.size, format_, file.location, file.stamp)
 
 
-def _strip_lines(lines: Sequence[str]) -> list[str]:
-    return [stripped for line in lines if (stripped := line.strip())]
+def _cut(
+    number: int, source: Source, part_size: int, reading: Reading
+) -> Iterable[Piece]:
+    match source.format:
+        case "parquet":
+            sizes = tables.row_group_sizes(source.location, reading.text_field)
+            return _group(number, source.size, sizes, part_size)
+        case "tfds":
+            total = tables.count_examples(
+                source.location, reading.text_field, reading.data_dir
+            )
+            return _slice(number, source.size, total, part_size)
+        case "text" | "jsonl" if not is_packed(source.location):
+            return _slice(number, source.size, source.size, part_size)
+        case _:
+            return [Piece(number, 0, source.size, source.size)]
 
 
-def _read_embedded() -> Iterator[list[str]]:
-    """Yields the topics of Python's own help: one document each, a paragraph a line."""
-    for name in sorted(topics.topics):
-        paragraphs = re.split(r"\n\s*\n", topics.topics[name])
-        if document := _strip_lines([_join(paragraph) for paragraph in paragraphs]):
-            yield document
+def _slice(number: int, size: int, total: int, part_size: int) -> list[Piece]:
+    """Cuts `total` units into equal pieces of at most about `part_size` bytes."""
+    count = max(1, min(-(-size // part_size), total))
+    edges = [total * i // count for i in range(count + 1)]
+    shares = [size * i // count for i in range(count + 1)]
+    return [
+        Piece(number, edges[i], edges[i + 1], shares[i + 1] - shares[i])
+        for i in range(count)
+    ]
 
 
-def _join(paragraph: str) -> str:
-    """Undoes hard wrapping; leaves out underlines and the frames of tables."""
-    joined = ""
-    for line in _strip_lines(paragraph.split("\n")):
-        if not any(character.isalnum() for character in line):
-            continue
-        # The text was wrapped at hyphens too: "pseudo-" and "compiled" are one word.
-        cut_word = len(joined) > 1 and joined[-1] == "-" and joined[-2].isalpha()
-        joined += line if cut_word or not joined else " " + line
-    return joined
+def _group(
+    number: int, size: int, weights: Sequence[int], part_size: int
+) -> list[Piece]:
+    """Puts row groups together, each with its share of the file by its weight."""
+    total = max(sum(weights), 1)
+    edges, shares, weight = [0], [0], 0
+    for group, more in enumerate(weights):
+        share = size * (weight + more) // total
+        if group > edges[-1] and share - shares[-1] > part_size:
+            edges.append(group)
+            shares.append(size * weight // total)
+        weight += more
+    edges.append(len(weights))
+    shares.append(size)
+    return [
+        Piece(number, edges[i], edges[i + 1], shares[i + 1] - shares[i])
+        for i in range(len(edges) - 1)
+    ]

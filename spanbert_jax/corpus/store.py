@@ -1,35 +1,37 @@
 """The corpus directory: token ids on disk, opened as memory maps.
 
 corpus.json                  what is in it; written last, so it marks a whole corpus
-tokenizer/vocab.txt
+tokenizer/vocab.txt          or tokenizer.model
 unigram.npy                  int64 [V]: how often each token is in the training split
 train-00000.tokens.npy       uint16 or uint32 [T]: the ids of all documents in a row
 train-00000.documents.npy    int64 [D+1]: document d is tokens[x[d]:x[d+1]]
 train-00000.lines.npy        int64 [S+1]: the same for its lines
+train-00000.entities.npy     int64 [N, 2]: named entities, tokens x[n, 0]:x[n, 1]
+train-00000.noun_phrases.npy the same for noun phrases; both only where asked for
 valid-00000...
 """
 
+import contextlib
 import functools
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from spanbert_jax.corpus.tokenizers import (
-    NORMALISATION,
-    VOCABULARY_FILE,
+    Normalisation,
     Specials,
     Tokenizer,
-    load_wordpiece,
+    load_tokenizer,
 )
 from spanbert_jax.errors import InputError, StorageError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST = "corpus.json"
 TOKENIZER = "tokenizer"
 UNIGRAM = "unigram.npy"
@@ -47,8 +49,8 @@ class Shard:
         tokens: uint16 or uint32 [T], a memory map.
         documents: int64 [D+1], a memory map: offsets into `tokens`, rising, 0 to T.
         lines: int64 [S+1], a memory map: the same; documents start at line starts.
-        tags: int64 [N, 2] by name ("entities", "noun_phrases"), memory maps: begin and
-            end of each tagged run of tokens, rising, not overlapping.
+        tags: by kind, such as "entities", int64 [N, 2], memory maps: first token and
+            one past the last, rising, not overlapping.
     """
 
     name: str
@@ -105,7 +107,12 @@ class Corpus:
             role: entry["token"] for role, entry in recorded["special_tokens"].items()
         }
         path = self.directory / recorded["file"]
-        tokenizer = load_wordpiece(path, Specials(**specials), "data.corpus")
+        tokenizer = load_tokenizer(
+            path,
+            Specials(**specials),
+            Normalisation(**self.manifest["normalisation"]),
+            "data.corpus",
+        )
         if tokenizer.sha256 != recorded["sha256"]:
             raise InputError(
                 f"data.corpus: {path} was changed after the corpus was made: its sha256"
@@ -201,15 +208,34 @@ def describe_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
     return {
         "tokenizer": {
             "kind": tokenizer.kind,
-            "file": f"{TOKENIZER}/{VOCABULARY_FILE}",
+            "file": f"{TOKENIZER}/{tokenizer.file_name}",
             "sha256": tokenizer.sha256,
             "vocabulary_size": tokenizer.vocab_size,
             "special_tokens": {
                 role: {"token": tokenizer.tokens[i], "id": i} for role, i in ids
             },
         },
-        "normalisation": NORMALISATION,
+        "normalisation": asdict(tokenizer.normalisation),
     }
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Opens a file for writing that gets its name when it is there in full.
+
+    Raises:
+        StorageError: it could not be written.
+    """
+    # The process id keeps a worker that outlived a killed build off our files.
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w+b") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error}") from error
 
 
 def write_array(path: Path, array: np.ndarray) -> None:
@@ -218,33 +244,81 @@ def write_array(path: Path, array: np.ndarray) -> None:
     Raises:
         StorageError: it could not be written.
     """
-    temporary = _temporary(path)
-    try:
-        with temporary.open("wb") as file:
-            np.lib.format.write_array(file, array, allow_pickle=False)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        raise StorageError(f"cannot write {path}: {error}") from error
+    with replacing(path) as file:
+        np.lib.format.write_array(file, array, allow_pickle=False)
 
 
-def write_json(path: Path, content: dict[str, Any]) -> None:
+@contextlib.contextmanager
+def appending(
+    path: Path, dtype: np.dtype | type, *columns: int
+) -> Iterator[Callable[[np.ndarray], None]]:
+    """Writes a .npy file bit by bit, so that it need not fit into memory.
+
+    Args:
+        path: the file; it is there in full in the end, or not at all.
+        dtype: of its elements.
+        columns: the shape of a row.
+
+    Yields:
+        A function that appends rows.
+
+    Raises:
+        StorageError: it could not be written.
+    """
+    rows = 0
+
+    def header(file: BinaryIO) -> None:
+        # NumPy leaves room in it for any number of rows.
+        content = {
+            "descr": np.dtype(dtype).str,
+            "fortran_order": False,
+            "shape": (rows, *columns),
+        }
+        np.lib.format.write_array_header_1_0(file, content)
+
+    with replacing(path) as file:
+        header(file)
+        begin = file.tell()
+
+        def append(array: np.ndarray) -> None:
+            nonlocal rows
+            rows += len(array)
+            file.write(np.ascontiguousarray(array, dtype).tobytes())
+
+        yield append
+        file.seek(0)
+        header(file)
+        assert file.tell() == begin, "the header outgrew its place"
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    """Writes a text file that is there in full or not at all.
+
+    Args:
+        path: the file.
+        lines: each with its line end.
+
+    Raises:
+        StorageError: it could not be written.
+    """
+    with replacing(path) as file:
+        for line in lines:
+            file.write(line.encode())
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Writes a JSON file that is there in full or not at all.
 
     Raises:
         StorageError: it could not be written.
     """
-    temporary = _temporary(path)
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump(content, file, indent=2)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        raise StorageError(f"cannot write {path}: {error}") from error
+    with replacing(path) as file:
+        file.write((json.dumps(content, indent=2) + "\n").encode())
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Reads what `write_json` wrote."""
+    return json.loads(path.read_bytes())
 
 
 def sync(path: Path) -> None:
@@ -254,11 +328,6 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _temporary(path: Path) -> Path:
-    # The process id keeps a worker that outlived a killed build off our files.
-    return path.with_name(f"{path.name}.{os.getpid()}.tmp")
 
 
 def _read_manifest(directory: Path) -> dict[str, Any]:
@@ -289,6 +358,10 @@ def _open_shard(directory: Path, entry: dict[str, Any], dtype: np.dtype) -> Shar
         tokens,
         _open_array(documents, entry["documents"] + 1),
         _open_array(lines, entry["lines"] + 1),
+        {
+            kind: _open_array(directory / f"{name}.{kind}.npy", count, columns=2)
+            for kind, count in entry["tags"].items()
+        },
     )
     for path, offsets in ((documents, shard.documents), (lines, shard.lines)):
         if offsets[0] != 0 or offsets[-1] != len(tokens):
@@ -299,7 +372,9 @@ def _open_shard(directory: Path, entry: dict[str, Any], dtype: np.dtype) -> Shar
     return shard
 
 
-def _open_array(path: Path, length: int, dtype: Any = np.int64) -> np.ndarray:
+def _open_array(
+    path: Path, length: int, dtype: Any = np.int64, columns: int = 0
+) -> np.ndarray:
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError as error:
@@ -308,9 +383,10 @@ def _open_array(path: Path, length: int, dtype: Any = np.int64) -> np.ndarray:
         raise InputError(
             f"data.corpus: {path} is cut short or broken: {error}"
         ) from error
-    if array.shape != (length,) or array.dtype != dtype:
+    shape = (length, columns) if columns else (length,)
+    if array.shape != shape or array.dtype != dtype:
         raise InputError(
             f"data.corpus: {path} holds {array.dtype} {array.shape}, corpus.json says"
-            f" {np.dtype(dtype)} {(length,)}"
+            f" {np.dtype(dtype)} {shape}"
         )
     return array

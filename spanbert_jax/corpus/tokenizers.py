@@ -1,38 +1,33 @@
-"""Text to ids and back: a cased WordPiece tokenizer, loaded or learned."""
+"""Text to ids: what a WordPiece and a SentencePiece tokenizer have in common."""
 
+import abc
 import functools
 import hashlib
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
-from itertools import chain
 from pathlib import Path
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
-from tokenizers import Tokenizer as Encoder
-from tokenizers import models, normalizers, pre_tokenizers, trainers
+from tokenizers import normalizers
 
 from spanbert_jax.errors import InputError
 
 VOCABULARY_FILE = "vocab.txt"
-NORMALISATION = {"lowercase": False, "strip_accents": False, "unicode": "none"}
-
+MODEL_FILE = "tokenizer.model"
 # Beside this flag stand --mask_token and the other four.
-_VOCAB_FLAG = "--vocab"
-# A word of more characters is one [UNK], as in BERT.
-_LONGEST_WORD = 100
-# Lines per call of the encoder: more gain no speed and cost memory.
-_LINES_PER_CALL = 1000
-# Text whose ids are kept at hand: half a million words, or 150 MB at the worst.
-_KNOWN_CHARACTERS = 4_000_000
-# A learned vocabulary spells out the commonest characters, up to this share of the
-# text; the rest is mostly stray symbols of other scripts.
-_CHARACTER_COVERAGE = 0.9999
-_LEAST_COVERAGE = 0.99
-_LEAST_PAIR_COUNT = 2
-# Bits of `Tokenizer.word_edges`: the token begins a word; what follows it begins one.
-STARTS, ENDS = 1, 2
+VOCAB_FLAG = "--vocab"
+
+# Bits of `Tokenizer.word_edges`.
+STARTS = 1
+ENDS = 2
+
+# A longer line goes to the libraries in parts, each call within bounded memory.
+_PART_CHARACTERS = 100_000
+# More per call gain no speed and cost memory.
+_PARTS_PER_CALL = 1000
+_CHARACTERS_PER_CALL = 1_000_000
 _UNUSED = re.compile(r"[\[<]unused_?\d+[\]>]")
 
 
@@ -47,29 +42,80 @@ class Specials:
     mask: str = "[MASK]"
 
 
-class _Chunks(dict[str, list[int]]):
-    """Text between spaces, its ids, and how many characters that is in all."""
+@dataclass(frozen=True)
+class Normalisation:
+    """What is done to text before it is tokenised; by default nothing.
 
-    characters = 0
+    Attributes:
+        lowercase: the tokenizer makes every character lower case.
+        strip_accents: the tokenizer takes combining marks off their letters.
+        unicode: the normal form that the text is read in; here for the record only,
+            and for the rule of a SentencePiece model that is learned from such text.
+    """
+
+    lowercase: bool = False
+    strip_accents: bool = False
+    unicode: Literal["none", "nfc", "nfkc"] = "none"
+
+    def normalizer(self, clean: bool) -> normalizers.Normalizer:
+        """Returns the normaliser of BERT that folds case and accents.
+
+        Args:
+            clean: whether it also drops control characters, makes every white space a
+                space and sets CJK ideographs apart, as WordPiece needs it.
+        """
+        return normalizers.BertNormalizer(
+            clean_text=clean,
+            handle_chinese_chars=clean,
+            strip_accents=self.strip_accents,
+            lowercase=self.lowercase,
+        )
+
+
+class Encoded(NamedTuple):
+    """A line's tokens and where they stand in it.
+
+    Attributes:
+        ids: int32 [T].
+        begin: int64 [T], each token's first character in the line as it was given.
+        end: int64 [T], one beyond its last character.
+    """
+
+    ids: np.ndarray
+    begin: np.ndarray
+    end: np.ndarray
+
+
+class Part(NamedTuple):
+    """Part of a line: the line's number, the first character's place, the text."""
+
+    line: int
+    place: int
+    text: str
 
 
 @dataclass(frozen=True)
-class Tokenizer:
+class Tokenizer(abc.ABC):
     """A vocabulary and what the rest of the package must know about it.
 
     Attributes:
-        kind: "wordpiece".
+        kind: "wordpiece" or "sentencepiece".
+        file_name: what `save` calls the file.
         tokens: the vocabulary, by id.
         pad_id, unk_id, cls_id, sep_id, mask_id: ids of the special tokens.
+        normalisation: what is done to the text first.
     """
 
-    kind: str
+    kind: ClassVar[str]
+    file_name: ClassVar[str]
+
     tokens: tuple[str, ...]
     pad_id: int
     unk_id: int
     cls_id: int
     sep_id: int
     mask_id: int
+    normalisation: Normalisation
 
     @property
     def vocab_size(self) -> int:
@@ -86,266 +132,257 @@ class Tokenizer:
         """The ids of padding, unknown, [CLS], [SEP] and [MASK], in this order."""
         return (self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id)
 
-    @functools.cached_property
-    def starts_word(self) -> np.ndarray:
-        """Bool [V]: whether a token begins a word; "##" pieces continue one."""
-        return np.array([not token.startswith("##") for token in self.tokens])
+    @property
+    @abc.abstractmethod
+    def word_edges(self) -> np.ndarray:
+        """uint8 [V]: where words begin, as bits `STARTS` and `ENDS`.
+
+        In a sequence, token i begins a word if its own `STARTS` is set or, for i > 0,
+        the `ENDS` of token i - 1. Words are BERT's: white space parts them, and a
+        punctuation mark or a CJK ideograph is one by itself.
+        """
 
     @functools.cached_property
-    def word_edges(self) -> np.ndarray:
-        """uint8 [V], bits `STARTS` and `ENDS`; no WordPiece token has the latter."""
-        return np.where(self.starts_word, STARTS, 0).astype(np.uint8)
+    def starts_word(self) -> np.ndarray:
+        """Bool [V]: whether a token begins a word, whatever stands before it."""
+        return (self.word_edges & STARTS) != 0
 
     @functools.cached_property
     def replacement_ids(self) -> np.ndarray:
         """int32 [W]: the ids that may stand in for a masked token, in rising order.
 
-        Neither special nor "[unused1]" and its like.
+        Neither special nor "[unused1]" and its like, nor what no text can hold.
         """
         ids = [i for i, token in enumerate(self.tokens) if not _UNUSED.fullmatch(token)]
-        return np.setdiff1d(ids, self.special_ids).astype(np.int32)
+        barred = [*self.special_ids, *self._not_text]
+        return np.setdiff1d(ids, barred).astype(np.int32)
 
     @functools.cached_property
     def sha256(self) -> str:
-        """Digest of the vocabulary file that `save` writes."""
+        """Digest of the file that `save` writes."""
         return hashlib.sha256(self._file_bytes()).hexdigest()
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
         """Tokenises lines, each for itself.
 
         A special token that stands in the text is text like any other: "[MASK]" gives
-        the ids of a bracket, a word and a bracket. A word that the vocabulary cannot
-        spell, or one of more than 100 characters, gives the unknown id, once.
+        the ids of a bracket, of letters and of a bracket.
 
         Args:
-            lines: any strings; a lone surrogate counts as a question mark.
+            lines: any strings; a lone surrogate counts as a question mark. A line of
+                more than 100,000 characters is cut at a space or, where there is none
+                in so many characters, anywhere: no memory is needed beyond the ids.
 
         Returns:
             Per line its ids, without [CLS] and [SEP]; empty for a line without a token.
         """
-        ids: list[list[int]] = []
-        for start in range(0, len(lines), _LINES_PER_CALL):
-            batch = lines[start : start + _LINES_PER_CALL]
-            chunks = [line.split(" ") for line in batch]
-            self._learn_chunks(chain.from_iterable(chunks))
-            known = self._known.__getitem__
-            ids.extend(list(chain.from_iterable(map(known, line))) for line in chunks)
+        ids: list[list[int]] = [[] for _ in lines]
+        for batch in _batches(lines):
+            encoded = self._encode([part.text for part in batch])
+            for part, part_ids in zip(batch, encoded, strict=True):
+                ids[part.line] += part_ids
         return ids
 
+    def encode_with_offsets(self, lines: Sequence[str]) -> list[Encoded]:
+        """Tokenises lines and says which characters each token comes from.
+
+        Args:
+            lines: as for `encode`.
+
+        Returns:
+            Per line the ids that `encode` gives, and their half-open ranges of
+            characters in the line. Ranges are not empty and hold no white space at
+            their ends; their begins and their ends never fall. Tokens that one
+            character became share its range; of one that became parts of two tokens,
+            the second has it. A token for a space alone has the range of the next.
+        """
+        found: list[list[Encoded]] = [[] for _ in lines]
+        for batch in _batches(lines):
+            aligned = self._align([part.text for part in batch])
+            for part, (ids, ranges) in zip(batch, aligned, strict=True):
+                begin, end = np.array(ranges, np.int64).reshape(-1, 2).T + part.place
+                found[part.line].append(Encoded(np.array(ids, np.int32), begin, end))
+        nothing = Encoded(np.zeros(0, np.int32), *np.zeros((2, 0), np.int64))
+        return [
+            Encoded(*map(np.concatenate, zip(*(parts or [nothing]), strict=True)))
+            for parts in found
+        ]
+
+    @abc.abstractmethod
+    def spell(self, index: int) -> tuple[str, bool]:
+        """Returns how a token looks in running text, and if a space precedes it."""
+
     def save(self, directory: Path) -> Path:
-        """Writes the vocabulary, one token a line, and returns the file's path."""
-        path = directory / VOCABULARY_FILE
+        """Writes the vocabulary's file and returns its path."""
+        path = directory / self.file_name
         path.write_bytes(self._file_bytes())
         return path
 
-    def _learn_chunks(self, chunks: Iterable[str]) -> None:
-        """Encodes what is not yet known of the text between spaces.
+    @property
+    @abc.abstractmethod
+    def _not_text(self) -> Sequence[int]:
+        """Ids that are no replacement, besides the special ones."""
 
-        No step of the encoder looks across a space, and most chunks are old
-        acquaintances: to look them up is many times as fast.
-        """
-        if self._known.characters > _KNOWN_CHARACTERS:
-            self._known.clear()
-            self._known.characters = 0
-        new = [chunk for chunk in dict.fromkeys(chunks) if chunk not in self._known]
-        try:
-            encodings = self._encoder.encode_batch_fast(new)
-        except TypeError:
-            clean = [chunk.encode("utf-8", "replace").decode() for chunk in new]
-            encodings = self._encoder.encode_batch_fast(clean)
-        for chunk, encoding in zip(new, encodings, strict=True):
-            self._known[chunk] = encoding.ids
-        self._known.characters += sum(map(len, new))
+    @abc.abstractmethod
+    def _encode(self, texts: list[str]) -> list[list[int]]:
+        """Tokenises texts without lone surrogates, each of a bounded length."""
 
-    @functools.cached_property
-    def _known(self) -> "_Chunks":
-        return _Chunks()
+    @abc.abstractmethod
+    def _align(self, texts: list[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        """The same, with each token's range in the text."""
 
+    @abc.abstractmethod
     def _file_bytes(self) -> bytes:
-        return ("\n".join(self.tokens) + "\n").encode()
-
-    @functools.cached_property
-    def _encoder(self) -> Encoder:
-        # A key with a space in it can match no word, so that no text, whatever the
-        # spelling of the special tokens, is ever encoded as one of them.
-        hidden = {i: f" {i}" for i in self.special_ids}
-        vocabulary = {hidden.get(i, token): i for i, token in enumerate(self.tokens)}
-        encoder = Encoder(
-            models.WordPiece(
-                vocabulary,
-                unk_token=hidden[self.unk_id],
-                max_input_chars_per_word=_LONGEST_WORD,
-            )
-        )
-        encoder.normalizer = _normalizer()
-        encoder.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        return encoder
+        """The content of the file that `save` writes."""
 
 
-def load_wordpiece(
-    vocab_file: Path, specials: Specials | None = None, setting: str = _VOCAB_FLAG
+def load_tokenizer(
+    path: Path,
+    specials: Specials | None = None,
+    normalisation: Normalisation | None = None,
+    setting: str = VOCAB_FLAG,
 ) -> Tokenizer:
-    """Reads a WordPiece vocabulary: UTF-8, one token a line, the first is id 0.
+    """Reads a SentencePiece model, if the name ends in .model, or a WordPiece file.
 
     Args:
-        vocab_file: the file; Windows line ends and a byte order mark are accepted.
+        path: the file.
         specials: how it spells its special tokens; None means BERT's way.
+        normalisation: what it expects to be done to the text; None means nothing.
         setting: the flag or config key that named the file, for error messages.
 
     Raises:
-        InputError: the file is unreadable, a line is blank or a repetition, or a
-            special token is missing.
+        InputError: the file is unreadable or broken, or a special token is missing.
     """
-    try:
-        text = vocab_file.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise InputError(f"{setting}={vocab_file}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{setting}={vocab_file} is not UTF-8: {error}") from error
-    # Not splitlines: vocabularies hold U+2028 and its like as tokens.
-    tokens = [line.removesuffix("\r") for line in text.split("\n")]
-    if tokens[-1] == "":
-        tokens.pop()
-    first_line: dict[str, int] = {}
-    for number, token in enumerate(tokens, start=1):
-        if not token:
-            raise InputError(f"{setting}={vocab_file}: line {number} is blank")
-        if token in first_line:
-            raise InputError(
-                f"{setting}={vocab_file}: line {number} repeats {token!r} of line"
-                f" {first_line[token]}"
-            )
-        first_line[token] = number
-    where = f"{setting}={vocab_file}"
-    return _tokenizer(tokens, specials or Specials(), where, setting == _VOCAB_FLAG)
+    # Here, since both build upon this module.
+    from spanbert_jax.corpus.sentencepiece import load_sentencepiece
+    from spanbert_jax.corpus.wordpiece import load_wordpiece
+
+    is_model = path.suffix.lower() == Path(MODEL_FILE).suffix
+    load = load_sentencepiece if is_model else load_wordpiece
+    return load(path, specials, normalisation, setting)
 
 
-def train_wordpiece(
-    lines: Iterable[str], vocab_size: int, specials: Specials | None = None
+def load_saved(
+    directory: Path,
+    specials: Specials | None = None,
+    normalisation: Normalisation | None = None,
+    setting: str = VOCAB_FLAG,
 ) -> Tokenizer:
-    """Learns a cased WordPiece vocabulary: a function of the lines' words only.
-
-    The order is: special tokens, characters, characters inside a word, merges. The
-    commonest characters are spelt out, up to 99.99 % of the text, or fewer where there
-    is no room.
+    """Reads what `Tokenizer.save` wrote to a directory, of either kind.
 
     Args:
-        lines: the text, read once.
-        vocab_size: the number of tokens wanted; a small text gives fewer.
-        specials: spellings of the special tokens; None means BERT's way.
+        directory: what was given to `save`.
+        specials: as the saved tokenizer had them.
+        normalisation: as the saved tokenizer had it.
+        setting: as for `load_tokenizer`.
 
     Raises:
-        InputError: there is no word in the text, or `vocab_size` has no room for the
-            characters of 99 % of it.
+        InputError: as `load_tokenizer`.
     """
-    specials = specials or Specials()
-    words = _count_words(lines)
-    if not words:
-        raise InputError("--vocab_size: the training documents hold no word to learn")
-    alphabet = _choose_alphabet(words, vocab_size - len(astuple(specials)), vocab_size)
-    spelt = set(alphabet)
-    words = {word: n for word, n in words.items() if spelt.issuperset(word)}
-    inner = sorted({character for word in words for character in word[1:]})
-    # The stock trainer numbers "##c" pieces in hash order, and ties between merges go
-    # by number: two runs differ. Fixing all single characters beforehand as "special"
-    # tokens fixes their ids; only the list of tokens is kept.
-    fixed = [*astuple(specials), *alphabet, *("##" + character for character in inner)]
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=vocab_size,
-        min_frequency=_LEAST_PAIR_COUNT,
-        special_tokens=fixed,
-        initial_alphabet=alphabet,
-        limit_alphabet=len(alphabet),
-        show_progress=False,
-    )
-    learner = Encoder(models.WordPiece(unk_token=specials.unk))
-    learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    learner.train_from_iterator(_repeat(words), trainer)
-    ids = learner.get_vocab()
-    return _tokenizer(sorted(ids, key=ids.__getitem__), specials, "--vocab_size")
+    path = directory / MODEL_FILE
+    if not path.exists():
+        path = directory / VOCABULARY_FILE
+    return load_tokenizer(path, specials, normalisation, setting)
 
 
-def _normalizer() -> normalizers.Normalizer:
-    return normalizers.BertNormalizer(
-        clean_text=True,
-        handle_chinese_chars=True,
-        strip_accents=NORMALISATION["strip_accents"],
-        lowercase=NORMALISATION["lowercase"],
-    )
+def read_file(path: Path, setting: str) -> bytes:
+    """Returns a file's content.
 
-
-def _tokenizer(
-    tokens: Sequence[str], specials: Specials, where: str, has_flags: bool = False
-) -> Tokenizer:
-    """Finds the special tokens in a list without repetitions.
-
-    `has_flags`: whether there are flags to spell them, for the error message.
+    Raises:
+        InputError: it cannot be read; the message names the setting.
     """
-    spellings = astuple(specials)
-    if len(set(spellings)) < len(spellings):
-        raise InputError(f"two special tokens are spelt alike: {', '.join(spellings)}")
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{setting}={path}: {error.strerror}") from error
+
+
+def find_specials(
+    tokens: Sequence[str], specials: Specials, where: str
+) -> tuple[int, int, int, int, int]:
+    """Returns the ids of the special tokens in a list without repetitions.
+
+    Args:
+        tokens: the vocabulary, by id.
+        specials: how it spells them.
+        where: the setting and the file that the vocabulary is from, for the message;
+            beside a flag there are others to spell the special tokens.
+
+    Raises:
+        InputError: one is missing, or two are spelt alike.
+    """
+    check_spellings(specials)
     index = {token: i for i, token in enumerate(tokens)}
     for role, spelling in vars(specials).items():
         if spelling not in index:
             hint = f"; if it spells it in another way, say so with --{role}_token"
             raise InputError(
-                f"{where} has no token {spelling!r}{hint if has_flags else ''}"
+                f"{where} has no token {spelling!r}"
+                f"{hint if where.startswith(VOCAB_FLAG + '=') else ''}"
             )
-    tokenizer = Tokenizer(
-        "wordpiece", tuple(tokens), *(index[spelling] for spelling in spellings)
-    )
+    pad, unk, cls, sep, mask = (index[spelling] for spelling in astuple(specials))
+    return pad, unk, cls, sep, mask
+
+
+def check_replacements(tokenizer: Tokenizer, where: str) -> None:
+    """Checks that there is a token to train on.
+
+    Raises:
+        InputError: there are special tokens only; `where` is as in `find_specials`.
+    """
     if not tokenizer.replacement_ids.size:
         raise InputError(f"{where} has no token besides the special ones")
-    return tokenizer
 
 
-def _count_words(lines: Iterable[str]) -> dict[str, int]:
-    """Counts words as the encoder sees them."""
-    # The normaliser works character by character, so text may be cut at spaces first:
-    # each different chunk is then normalised once.
-    chunks: Counter[str] = Counter()
-    for line in lines:
-        chunks.update(line.split(" "))
-    normalizer, splitter = _normalizer(), pre_tokenizers.BertPreTokenizer()
-    words: Counter[str] = Counter()
-    for chunk, count in chunks.items():
-        for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(chunk)):
-            if len(word) <= _LONGEST_WORD:
-                words[word] += count
-    return dict(sorted(words.items()))
+def check_spellings(specials: Specials) -> None:
+    """Checks that special tokens can be told apart.
+
+    Raises:
+        InputError: two are spelt alike, or one is empty.
+    """
+    spellings = astuple(specials)
+    if len(set(spellings)) < len(spellings):
+        raise InputError(f"two special tokens are spelt alike: {', '.join(spellings)}")
+    for role, spelling in vars(specials).items():
+        if not spelling:
+            raise InputError(f"--{role}_token is empty; it spells a special token")
 
 
-def _choose_alphabet(words: dict[str, int], room: int, vocab_size: int) -> list[str]:
-    """Picks the characters to spell out, sorted; `room`: entries not yet spoken for."""
-    counts: Counter[str] = Counter()
-    inside: set[str] = set()
-    for word, count in words.items():
-        inside.update(word[1:])
-        for character in word:
-            counts[character] += count
-    total = sum(counts.values())
-    chosen: list[str] = []
-    covered = entries = 0
-    for character, count in sorted(counts.items(), key=lambda item: (-item[1], item)):
-        cost = 2 if character in inside else 1
-        if covered >= _CHARACTER_COVERAGE * total or entries + cost > room:
-            break
-        chosen.append(character)
-        covered += count
-        entries += cost
-    if covered < _LEAST_COVERAGE * total:
-        raise InputError(
-            f"--vocab_size={vocab_size} has room for {len(chosen)} of the text's"
-            f" {len(counts)} characters, {covered / total:.1%} of the text; it takes"
-            f" about {2 * len(counts) + vocab_size - room} to spell them all"
-        )
-    return sorted(chosen)
+def cut(line: str, characters: int) -> Iterator[tuple[int, str]]:
+    """Cuts a line into parts, at spaces as long as there are any.
+
+    Args:
+        line: the line.
+        characters: of a part, at most.
+
+    Yields:
+        Each part's place in the line and its text. The spaces that it is cut at are in
+        no part, all other characters are in one.
+    """
+    place = 0
+    while len(line) - place > characters:
+        space = line.rfind(" ", place, place + characters + 1)
+        end = place + characters if space < 0 else space
+        yield place, line[place:end]
+        place = end if space < 0 else space + 1
+    yield place, line[place:]
 
 
-def _repeat(words: dict[str, int]) -> Iterator[str]:
-    """Writes each word out as often as it was counted: the trainer takes text only."""
-    for word, count in words.items():
-        while count > 0:
-            part = min(count, 1000)
-            yield " ".join([word] * part)
-            count -= part
+def without_surrogates(text: str) -> str:
+    """Puts a question mark in each lone surrogate's place: no library takes one."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _batches(lines: Sequence[str]) -> Iterator[list[Part]]:
+    """Yields what goes to a library in one call, in the lines' order."""
+    batch: list[Part] = []
+    characters = 0
+    for number, line in enumerate(lines):
+        for place, text in cut(line, _PART_CHARACTERS):
+            batch.append(Part(number, place, without_surrogates(text)))
+            characters += len(text)
+            if len(batch) == _PARTS_PER_CALL or characters >= _CHARACTERS_PER_CALL:
+                yield batch
+                batch, characters = [], 0
+    if batch:
+        yield batch

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from spanbert_jax.corpus import store
-from spanbert_jax.corpus.shards import REPORT_SUFFIX
 from spanbert_jax.errors import InputError, StorageError
 
 _STATE = "build.json"
+# What a build leaves behind for its later steps, and a finished corpus does without.
+_MATERIAL = ("scan-", "sample-", "repeated-", "report-")
 
 
 def check_output(output: Path) -> None:
@@ -71,30 +72,44 @@ def lock(partial: Path, wait: bool) -> Iterator[None]:
             os.close(descriptor)
 
 
-def begin(partial: Path, identity: dict[str, Any]) -> None:
-    """Empties the directory unless it holds the beginnings of this very build.
+def claim(partial: Path) -> None:
+    """Makes the directory a build's.
 
     Args:
         partial: the directory, locked.
-        identity: what makes two builds the same.
 
     Raises:
         InputError: what is in it is not a build's.
     """
-    recorded = _recorded(partial / _STATE) or recorded_identity(partial)
-    leftovers = [path for path in partial.iterdir() if path.suffix != ".tmp"]
-    if recorded == identity:
-        print(f"going on with {partial}", flush=True)
+    if (partial / _STATE).exists() or (partial / store.MANIFEST).exists():
         return
-    if leftovers and recorded is None:
+    if any(path.suffix != ".tmp" for path in partial.iterdir()):
         raise InputError(
             f"{partial} is in the way: it is not from an earlier build, so it was left"
             " as it is; remove it or choose another --output"
         )
-    if leftovers:
+    store.write_json(partial / _STATE, {})
+
+
+def begin(partial: Path, identity: dict[str, Any]) -> None:
+    """Empties the directory, but for what was scanned, unless it is this very build's.
+
+    Args:
+        partial: the directory, locked and claimed.
+        identity: what makes two builds the same.
+    """
+    recorded = _recorded(partial / _STATE) or recorded_identity(partial)
+    if recorded == identity:
+        print(f"going on with {partial}", flush=True)
+        return
+    others = [
+        path
+        for path in partial.iterdir()
+        if path.name != _STATE and not path.name.startswith("scan-")
+    ]
+    if any(path.suffix != ".tmp" for path in others):
         print(f"{partial} is of other text or options; starting anew", flush=True)
-    # The record goes last: as long as it is there, the rest is known to be a build's.
-    for path in sorted(partial.iterdir(), key=lambda path: path.name == _STATE):
+    for path in others:
         _remove(path)
     store.write_json(partial / _STATE, identity)
 
@@ -102,11 +117,17 @@ def begin(partial: Path, identity: dict[str, Any]) -> None:
 def publish(partial: Path, output: Path) -> None:
     """Removes what only builds need and gives the directory its name."""
     for path in partial.iterdir():
-        if path.name.endswith((".tmp", REPORT_SUFFIX)) or path.name == _STATE:
+        passing = path.name == _STATE or path.name.startswith(_MATERIAL)
+        if passing or path.name.endswith(".tmp"):
             _remove(path)
     store.sync(partial)
     partial.rename(output)
     store.sync(output.parent)
+
+
+def abandon(partial: Path) -> None:
+    """Removes a directory that turned out not to be needed."""
+    shutil.rmtree(partial)
 
 
 def _recorded(path: Path) -> dict[str, Any] | None:
@@ -116,7 +137,7 @@ def _recorded(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     keys = ("format_version", "sources", "text", "options")
-    return {key: content.get(key) for key in keys}
+    return {key: content[key] for key in keys} if set(keys) <= set(content) else None
 
 
 def _is_empty(directory: Path) -> bool:
