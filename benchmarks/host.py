@@ -31,24 +31,27 @@ from spanbert_jax.data import counter
 from spanbert_jax.data.batch import Feed, masked_blocks
 from spanbert_jax.data.blocks import find_words
 from spanbert_jax.data.masking import mask
-from spanbert_jax.data.pipeline import batches
-from spanbert_jax.data.plan import shuffled_rows
+from spanbert_jax.data.mixing import Mix
+from spanbert_jax.data.pipeline import RowOrder, batches
 
 _ROWS = 256
 _BATCHES = 40
 _REPEATS = 7
 
 
-def row_order(feed: Feed) -> functools.partial:
+def one_corpus(feed: Feed) -> Mix:
+    """A run's data: this feed, and no other."""
+    return Mix((feed,), np.ones(1, np.int64), feed.seed)
+
+
+def row_order(feed: Feed) -> RowOrder:
     """The order of a training run."""
-    return functools.partial(
-        shuffled_rows, batch_size=_ROWS, num_rows=feed.plan.num_rows, seed=feed.seed
-    )
+    return functools.partial(one_corpus(feed).training_rows, batch_size=_ROWS)
 
 
 def masking_rate(feed: Feed) -> float:
     """Tokens masked per CPU second: words found, spans drawn, replacements chosen."""
-    rows, _ = row_order(feed)(0)
+    rows = row_order(feed)(0).row
     held = [
         feed.plan.row_blocks[slice(*feed.plan.row_offsets[r : r + 2])] for r in rows
     ]
@@ -78,7 +81,7 @@ def pipeline_rate(feed: Feed, workers: int) -> float:
         steps = range(repeat * _BATCHES, (repeat + 1) * _BATCHES)
         # The graph's tracing counts: batches made before the clock starts would not.
         start = time.perf_counter()
-        made = batches(feed, order, range(_ROWS), steps, workers)
+        made = batches(one_corpus(feed), order, range(_ROWS), steps, workers)
         tokens = sum(int((batch["segment_ids"] > 0).sum()) for batch in made)
         rates.append(tokens / (time.perf_counter() - start))
     return float(np.median(rates))
@@ -90,7 +93,8 @@ def first_batch_seconds(
     """Seconds from opening corpus and plan to the first batch."""
     start = time.perf_counter()
     feed = make_feed(config, corpus, cache)
-    next(batches(feed, row_order(feed), range(_ROWS), range(step, step + 1), 1))
+    steps = range(step, step + 1)
+    next(batches(one_corpus(feed), row_order(feed), range(_ROWS), steps, 1))
     return time.perf_counter() - start
 
 

@@ -24,7 +24,12 @@ def get_config() -> ConfigDict:
     train.eval_every = 10_000  # steps between evaluations; 0 = only the last step
 
     config.data = data = ConfigDict()
-    data.corpus = ""  # directory made by spanbert_jax.prepare, or "embedded"
+    # Directory made by spanbert_jax.prepare, or "embedded"; several: commas between.
+    data.corpus = ""
+    data.weights = ""  # of several corpora, such as "0.7,0.3"; "" = 1 for each
+    # What weights mean: "epochs", how often each corpus is read; "shares", its share of
+    # the rows.
+    data.weighting = "epochs"
     data.block_length = 512  # tokens of a row, with [CLS] and [SEP]
     data.packing = False  # several blocks a row: up to 1.5 times the tokens a step
     # [CLS] A [SEP] B [SEP], half of the B from another document, as BERT; for nsp.

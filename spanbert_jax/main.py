@@ -22,14 +22,14 @@ flags.mark_flags_as_required(["config", "workdir"])
 
 
 def main(_: Sequence[str]) -> int:
-    """Opens the corpus and trains."""
+    """Opens the corpora and trains."""
     config = _CONFIG.value
     try:
         settings.validate(config)
     # A config whose file could not be read complains at its first use.
     except OSError as error:
         raise InputError(f"--config: {error}") from error
-    return train(config, settings.open_corpus(config), Path(_WORKDIR.value))
+    return train(config, settings.open_corpora(config), Path(_WORKDIR.value))
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> None:
     sys.stdout.reconfigure(errors="backslashreplace")
     try:
         settings.validate(config)
-        for line in _preview(config, settings.open_corpus(config)):
+        for line in _preview(config, settings.open_corpus(config, config.data.corpus)):
             print(line)
         sys.stdout.flush()
     except errors.InputError as error:

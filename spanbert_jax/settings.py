@@ -7,13 +7,17 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from ml_collections import ConfigDict
 
-from spanbert_jax.corpus import store
+from spanbert_jax.corpus import mixture, store
 from spanbert_jax.corpus.build import embedded_corpus
+from spanbert_jax.corpus.mixture import Mixture
 from spanbert_jax.corpus.store import Corpus, Split
 from spanbert_jax.data.batch import Feed, SpecialIds
+from spanbert_jax.data.counter import derive_seed
 from spanbert_jax.data.masking import SCHEMES, Masking, RandomTokens
+from spanbert_jax.data.mixing import Mix, places_by_epochs, places_by_share
 from spanbert_jax.data.plan import PlanSettings, load_plan
 from spanbert_jax.errors import InputError, StorageError
 
@@ -45,9 +49,6 @@ _IDENTITY = {
     # Left and right make the same shape.
     "sbo.boundaries",
 }
-# Settings of the identity that are younger than the first runs, with what these had:
-# their checkpoints can be resumed.
-_BEFORE = {"data.pairs": False, "sbo.depth": 2, "sbo.boundaries": "both"}
 
 Rule = tuple[tuple[str, ...], str, Callable[[Any], bool]]
 
@@ -149,6 +150,11 @@ _RULES: list[Rule] = [
         ("data.random_tokens",),
         "one of uniform, corpus",
         ("uniform", "corpus").__contains__,
+    ),
+    (
+        ("data.weighting",),
+        "one of epochs, shares",
+        ("epochs", "shares").__contains__,
     ),
     (("sbo.edges",), "one of use, skip", ("use", "skip").__contains__),
     (
@@ -256,29 +262,98 @@ def cache_directory(config: ConfigDict) -> Path:
     return Path(user_cache) / "spanbert_jax"
 
 
-def open_corpus(config: ConfigDict) -> Corpus:
-    """The corpus that data.corpus names; builds the embedded one at first use.
+def open_corpora(config: ConfigDict) -> Mixture:
+    """The corpora that data.corpus names; builds the embedded one at first use.
 
     Raises:
-        InputError: there is none, or it is broken.
+        InputError: there is none, one is broken, or they do not fit together.
         StorageError: the embedded one cannot be written to the cache.
     """
-    directory = config.data.corpus
-    if not directory:
+    names = [name.strip() for name in config.data.corpus.split(",") if name.strip()]
+    if not names:
         raise InputError(
             "data.corpus is empty; make a corpus with python -m spanbert_jax.prepare"
             " --input='TEXT/*.txt' --output=CORPUS and name it with"
             " --config.data.corpus=CORPUS"
         )
-    if directory == EMBEDDED:
-        directory = embedded_corpus(
+    _weights(config, len(names))
+    return mixture.mix([open_corpus(config, name) for name in names])
+
+
+def open_corpus(config: ConfigDict, name: str) -> Corpus:
+    """One corpus: a directory, or "embedded", which is built at first use.
+
+    Raises:
+        InputError: there is none, or it is broken.
+        StorageError: the embedded one cannot be written to the cache.
+    """
+    if name != EMBEDDED:
+        return store.open_corpus(name)
+    return store.open_corpus(
+        embedded_corpus(
             cache_directory(config), _EMBEDDED_VOCAB_SIZE, _EMBEDDED_VALID_FRACTION
         )
-    return store.open_corpus(directory)
+    )
 
 
-def feed(config: ConfigDict, corpus: Corpus, split: str) -> Feed:
+def _weights(config: ConfigDict, count: int) -> list[Fraction]:
+    """The weight of each of some corpora, as the decimal numbers that were written."""
+    text = config.data.weights
+    parts = [part.strip() for part in text.split(",")] if text else ["1"] * count
+    try:
+        weights = [Fraction(part) for part in parts]
+    except (ValueError, ZeroDivisionError) as error:
+        raise InputError(
+            f"data.weights is {text!r}; it must be numbers with commas between"
+        ) from error
+    if len(weights) != count:
+        raise InputError(
+            f"data.weights has {len(weights)} numbers, data.corpus {count} corpora"
+        )
+    if min(weights) <= 0:
+        raise InputError(f"data.weights is {text!r}; each number must be above 0")
+    return weights
+
+
+def mix(config: ConfigDict, corpora: Mixture, split: str) -> Mix:
+    """The feeds of a split of all corpora.
+
+    Raises:
+        InputError: a datum is wrong, or a corpus lacks the tags of the scheme, or has
+            no block to train on although there are others.
+        StorageError: a plan cannot be kept in the cache.
+    """
+    feeds = tuple(
+        feed(config, corpus, split, number)
+        for number, corpus in enumerate(corpora.corpora)
+    )
+    num_rows = [one.plan.num_rows for one in feeds]
+    places = np.ones(1, np.int64)
+    if split == "train" and len(feeds) > 1:
+        if 0 in num_rows:
+            empty = corpora.corpora[num_rows.index(0)].directory
+            raise InputError(f"data.corpus: {empty} has 0 blocks to train on")
+        weights = _weights(config, len(feeds))
+        by_share = config.data.weighting == "shares"
+        places = (
+            places_by_share(weights)
+            if by_share
+            else places_by_epochs(weights, num_rows)
+        )
+    return Mix(feeds, places, config.train.seed)
+
+
+def feed(config: ConfigDict, corpus: Corpus, split: str, number: int = 0) -> Feed:
     """The feed of a split: "train", or "valid" with the masks of data.eval_seed.
+
+    Args:
+        config: all settings.
+        corpus: the text.
+        split: which part of it.
+        number: of the corpus among those of the run, so that no two mask alike.
+
+    Returns:
+        The feed.
 
     Raises:
         InputError: a datum is wrong, or the corpus lacks the tags of the scheme.
@@ -286,6 +361,7 @@ def feed(config: ConfigDict, corpus: Corpus, split: str) -> Feed:
     """
     tokenizer = corpus.tokenizer
     held_out = split == "valid"
+    seed = config.data.eval_seed if held_out else config.train.seed
     text = corpus.split(split)
     _check_tags(config, corpus, text)
     plan_settings = PlanSettings(
@@ -316,7 +392,7 @@ def feed(config: ConfigDict, corpus: Corpus, split: str) -> Feed:
         word_edges=tokenizer.word_edges,
         random_tokens=_random_tokens(config, corpus),
         block_length=config.data.block_length,
-        seed=config.data.eval_seed if held_out else config.train.seed,
+        seed=derive_seed(seed, number) if number else seed,
         sbo_positions=config.sbo.positions,
         sbo_edges=config.sbo.edges == "use",
     )
@@ -393,7 +469,7 @@ def identity(values: dict[str, Any]) -> dict[str, Any]:
     """
     return {
         name: value
-        for name, value in (_BEFORE | values).items()
+        for name, value in values.items()
         if name in _IDENTITY or (name.startswith("data.") and name not in _NOT_IDENTITY)
     }
 

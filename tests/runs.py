@@ -22,6 +22,8 @@ from ml_collections import ConfigDict
 
 import toy
 from spanbert_jax.corpus.build import BuildOptions, build
+from spanbert_jax.corpus.mixture import mix
+from spanbert_jax.corpus.runners import Local
 from spanbert_jax.corpus.store import Corpus
 from spanbert_jax.training.loop import train
 
@@ -57,7 +59,11 @@ def build_like(corpus: Corpus, directory: Path, text: str, **options: Any) -> Co
     vocab = corpus.directory / corpus.manifest["tokenizer"]["file"]
     return build(
         BuildOptions(
-            output=directory, input=(str(source),), vocab=vocab, workers=1, **options
+            output=directory,
+            input=(str(source),),
+            vocab=vocab,
+            runner=Local(1),
+            **options,
         )
     )
 
@@ -128,7 +134,7 @@ def start(
     """Starts a run in this process, and waits for its end."""
     output = _Tap(listener)
     with contextlib.redirect_stdout(output), quick_compilation():
-        code = train(config, corpus, workdir)
+        code = train(config, mix([corpus]), workdir)
     return Outcome(code, output.getvalue())
 
 

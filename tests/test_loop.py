@@ -17,10 +17,10 @@ from ml_collections import ConfigDict
 import runs
 import toy
 from spanbert_jax import settings
+from spanbert_jax.corpus.mixture import mix
 from spanbert_jax.corpus.store import Corpus, open_corpus
 from spanbert_jax.data.batch import Batch
 from spanbert_jax.data.pipeline import batches
-from spanbert_jax.data.plan import ordered_rows
 from spanbert_jax.errors import PREEMPTED, InputError, NonFiniteError, StorageError
 from spanbert_jax.training.evaluation import evaluate, unigram_log_probs
 from spanbert_jax.training.sharding import make_mesh
@@ -531,12 +531,10 @@ def test_without_sbo_there_is_no_sbo_head_and_no_metric_of_it(
 
 
 def _held_out_batches(config: ConfigDict, corpus: Corpus) -> list[Batch]:
-    held_out = settings.feed(config, corpus, "valid")
+    held_out = settings.mix(config, mix([corpus]), "valid")
     size = config.train.batch_size
-    order = functools.partial(
-        ordered_rows, batch_size=size, num_rows=held_out.plan.num_rows
-    )
-    steps = range(-(-held_out.plan.num_rows // size))
+    order = functools.partial(held_out.evaluation_rows, batch_size=size)
+    steps = range(-(-held_out.num_rows // size))
     return list(batches(held_out, order, range(size), steps, workers=2))
 
 

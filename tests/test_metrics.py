@@ -29,6 +29,11 @@ SBO = Prediction(*np.float32([5, 1, 10]))
 NSP = Prediction(*np.float32([4, 6, 8]))
 
 
+def one_corpus(_: range) -> dict[str, float]:
+    """The shares of a run with a single corpus."""
+    return {}
+
+
 @pytest.fixture
 def config() -> ConfigDict:
     return toy.make_config(Path())
@@ -105,7 +110,7 @@ def test_a_resumed_log_holds_each_step_once(
     tmp_path: Path, config: ConfigDict, batch: Batch
 ) -> None:
     for start, stop in ((0, 5), (3, 8)):
-        log = Log(tmp_path, config, start, stop)
+        log = Log(tmp_path, config, start, stop, one_corpus)
         for step in range(start + 1, stop + 1):
             log.update(step, make_metrics(), batch)
         log.close()
@@ -114,7 +119,7 @@ def test_a_resumed_log_holds_each_step_once(
 
 def test_an_evaluation_is_found_by_its_step(tmp_path: Path, config: ConfigDict) -> None:
     assert evaluation_at(tmp_path, 4) is None
-    log = Log(tmp_path, config, 0, 20)
+    log = Log(tmp_path, config, 0, 20, one_corpus)
     log.evaluation(4, {"mlm_loss": 2.5})
     log.close()
     assert evaluation_at(tmp_path, 4)["mlm_loss"] == 2.5
@@ -137,7 +142,7 @@ def test_every_array_of_a_batch_counts_in_its_checksum(batch: Batch) -> None:
 def test_a_number_that_is_not_finite_ends_the_run(
     tmp_path: Path, config: ConfigDict, batch: Batch, name: str, value: float
 ) -> None:
-    log = Log(tmp_path, config, 0, 20)
+    log = Log(tmp_path, config, 0, 20, one_corpus)
     log.update(1, make_metrics(), batch)
     with pytest.raises(NonFiniteError, match=rf"{name} is {value} at step 2\b"):
         log.update(2, make_metrics(**{name: value}), batch)
@@ -149,7 +154,7 @@ def test_a_number_that_is_not_finite_ends_the_run_between_two_lines_too(
     tmp_path: Path, config: ConfigDict, batch: Batch
 ) -> None:
     config.train.log_every = 10
-    log = Log(tmp_path, config, 0, 20)
+    log = Log(tmp_path, config, 0, 20, one_corpus)
     with pytest.raises(NonFiniteError):
         log.update(7, make_metrics(loss=math.nan), batch)
     log.close()
@@ -158,7 +163,7 @@ def test_a_number_that_is_not_finite_ends_the_run_between_two_lines_too(
 def test_an_update_is_recorded_with_its_means_and_its_rate(
     tmp_path: Path, config: ConfigDict, batch: Batch
 ) -> None:
-    log = Log(tmp_path, config, 0, 20)
+    log = Log(tmp_path, config, 0, 20, one_corpus)
     log.update(2, make_metrics(), batch)
     log.close()
     [found] = lines(tmp_path)
@@ -182,7 +187,7 @@ def test_an_update_is_recorded_with_its_means_and_its_rate(
 def test_a_run_records_the_heads_that_it_has(
     tmp_path: Path, config: ConfigDict, batch: Batch
 ) -> None:
-    log = Log(tmp_path, config, 0, 20)
+    log = Log(tmp_path, config, 0, 20, one_corpus)
     log.update(1, make_metrics(mlm=MLM), batch)
     log.update(2, make_metrics(mlm=MLM, sbo=SBO, nsp=NSP), batch)
     log.close()
@@ -197,7 +202,7 @@ def test_a_run_records_the_heads_that_it_has(
 def test_a_step_without_a_target_of_a_head_records_0(
     tmp_path: Path, config: ConfigDict, batch: Batch
 ) -> None:
-    log = Log(tmp_path, config, 0, 20)
+    log = Log(tmp_path, config, 0, 20, one_corpus)
     log.update(1, make_metrics(mlm=MLM, nsp=Prediction(*np.zeros(3))), batch)
     log.close()
     [found] = lines(tmp_path)
@@ -208,7 +213,7 @@ def test_the_held_out_loss_weighs_the_heads_as_the_objective_does(
     tmp_path: Path, config: ConfigDict
 ) -> None:
     config.sbo.weight, config.nsp.weight = 0.5, 0.25
-    log = Log(tmp_path, config, 0, 20)
+    log = Log(tmp_path, config, 0, 20, one_corpus)
     log.evaluation(1, {"mlm_loss": 3.0})
     log.evaluation(2, {"mlm_loss": 3.0, "sbo_loss": 4.0})
     log.evaluation(3, {"mlm_loss": 3.0, "sbo_loss": 4.0, "nsp_loss": 0.5})
@@ -222,7 +227,7 @@ def test_every_nth_update_is_recorded(
     tmp_path: Path, config: ConfigDict, batch: Batch
 ) -> None:
     config.train.log_every = 3
-    log = Log(tmp_path, config, 4, 20)
+    log = Log(tmp_path, config, 4, 20, one_corpus)
     for step in range(5, 13):
         log.update(step, make_metrics(), batch)
     log.close()
@@ -232,7 +237,7 @@ def test_every_nth_update_is_recorded(
 def test_a_record_is_on_disk_at_once(
     tmp_path: Path, config: ConfigDict, batch: Batch
 ) -> None:
-    log = Log(tmp_path, config, 0, 20)
+    log = Log(tmp_path, config, 0, 20, one_corpus)
     log.update(1, make_metrics(), batch)
     assert steps(tmp_path) == [1]
     assert "train/loss" in {tag for tag, *_ in scalars(tmp_path)}
@@ -243,7 +248,7 @@ def test_a_directory_that_cannot_be_written_is_a_storage_error(
     tmp_path: Path, config: ConfigDict
 ) -> None:
     with pytest.raises(StorageError, match=FILE):
-        Log(tmp_path / "missing", config, 0, 20)
+        Log(tmp_path / "missing", config, 0, 20, one_corpus)
 
 
 def test_a_record_is_said_in_one_line(
@@ -252,7 +257,7 @@ def test_a_record_is_said_in_one_line(
     batch: Batch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    log = Log(tmp_path, config, 0, 2000)
+    log = Log(tmp_path, config, 0, 2000, one_corpus)
     log.update(1234, make_metrics(), batch)
     log.update(1235, make_metrics(mlm=MLM, nsp=NSP), batch)
     log.close()
@@ -284,7 +289,7 @@ def scalars(workdir: Path) -> list[tuple[str, int, float]]:
 def test_tensorboard_reads_back_what_metrics_jsonl_holds(
     tmp_path: Path, config: ConfigDict, batch: Batch
 ) -> None:
-    log = Log(tmp_path, config, 0, 20)
+    log = Log(tmp_path, config, 0, 20, one_corpus)
     log.update(1, make_metrics(), batch)
     log.update(2, make_metrics(loss=2.25), batch)
     log.evaluation(2, {"mlm_loss": 1.5, "mlm_span_exact": {"1": 0.5, "11+": 0.125}})
@@ -311,7 +316,7 @@ def test_tensorboard_drops_what_a_resumed_run_does_again(
     import tensorflow as tf
 
     for start, stop in ((0, 5), (3, 6)):
-        log = Log(tmp_path, config, start, stop)
+        log = Log(tmp_path, config, start, stop, one_corpus)
         for step in range(start + 1, stop + 1):
             log.update(step, make_metrics(), batch)
         log.close()

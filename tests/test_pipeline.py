@@ -4,6 +4,7 @@ import functools
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,21 +13,28 @@ import pytest
 import text
 from spanbert_jax.corpus.store import Split
 from spanbert_jax.data.batch import Batch, Feed, make_batch
+from spanbert_jax.data.mixing import Mix, Rows
 from spanbert_jax.data.pipeline import RowOrder, batches
-from spanbert_jax.data.plan import ordered_rows, shuffled_rows
 from spanbert_jax.errors import InputError
 
 BATCH = 8
 
 
+def mix_of(feed: Feed) -> Mix:
+    return Mix((feed,), np.ones(1, np.int64), seed=11)
+
+
 def order_of(feed: Feed) -> RowOrder:
-    return functools.partial(
-        shuffled_rows, batch_size=BATCH, num_rows=feed.plan.num_rows, seed=11
-    )
+    return functools.partial(mix_of(feed).training_rows, batch_size=BATCH)
+
+
+def made_by(feed: Feed, rows: range, steps: range, workers: int) -> Iterator[Batch]:
+    return batches(mix_of(feed), order_of(feed), rows, steps, workers)
 
 
 def direct(feed: Feed, step: int) -> Batch:
-    return make_batch(feed, *order_of(feed)(step))
+    _, rows, epochs = order_of(feed)(step)
+    return make_batch(feed, rows, epochs)
 
 
 def assert_equal(one: Batch, other: Batch) -> None:
@@ -46,7 +54,7 @@ def test_batches_are_those_of_make_batch_in_order(feed: Feed, workers: int) -> N
     steps = range(3, 23)
     # So that an epoch ends in mid-batch within these steps.
     assert steps.stop * BATCH > feed.plan.num_rows % BATCH > 0
-    made = list(batches(feed, order_of(feed), range(BATCH), steps, workers))
+    made = list(made_by(feed, range(BATCH), steps, workers))
     assert len(made) == len(steps)
     for step, batch in zip(steps, made, strict=True):
         assert_equal(batch, direct(feed, step))
@@ -58,11 +66,7 @@ def test_the_parts_of_all_processes_are_the_global_batch(
 ) -> None:
     size = BATCH // processes
     parts = [
-        list(
-            batches(
-                feed, order_of(feed), range(begin, begin + size), range(5, 8), workers=2
-            )
-        )
+        list(made_by(feed, range(begin, begin + size), range(5, 8), workers=2))
         for begin in range(0, BATCH, size)
     ]
     for number, step in enumerate(range(5, 8)):
@@ -74,7 +78,7 @@ def test_the_parts_of_all_processes_are_the_global_batch(
 def test_a_start_far_on_takes_no_replay(feed: Feed) -> None:
     begin = time.monotonic()
     steps = range(100_000, 2_400_000)
-    first = next(batches(feed, order_of(feed), range(BATCH), steps, workers=4))
+    first = next(made_by(feed, range(BATCH), steps, workers=4))
     assert time.monotonic() - begin < 10
     assert_equal(first, direct(feed, 100_000))
 
@@ -83,7 +87,7 @@ def test_two_epochs_hold_the_same_text_under_other_masks() -> None:
     # Long blocks: two masks of a short one are the same now and then.
     split = text.random_split(13, [250] * 16, most_pieces=2)
     feed = text.make_feed(split, block_length=256, packing=False)
-    made = list(batches(feed, order_of(feed), range(BATCH), range(4), workers=1))
+    made = list(made_by(feed, range(BATCH), range(4), workers=1))
     epochs = [
         {key: np.concatenate([made[i][key], made[i + 1][key]]) for key in made[i]}
         for i in (0, 2)
@@ -104,9 +108,9 @@ def test_two_epochs_hold_the_same_text_under_other_masks() -> None:
 
 def test_evaluation_ends_with_empty_rows(feed: Feed) -> None:
     rows = feed.plan.num_rows
-    order = functools.partial(ordered_rows, batch_size=BATCH, num_rows=rows)
+    order = functools.partial(mix_of(feed).evaluation_rows, batch_size=BATCH)
     steps = range(-(-rows // BATCH))
-    made = list(batches(feed, order, range(BATCH), steps, workers=2))
+    made = list(batches(mix_of(feed), order, range(BATCH), steps, workers=2))
     weights = np.concatenate([batch["target_weights"] for batch in made])
     assert (weights[:rows].sum(axis=1) > 0).all()
     assert not weights[rows:].any()
@@ -115,7 +119,7 @@ def test_evaluation_ends_with_empty_rows(feed: Feed) -> None:
 
 def test_a_corpus_smaller_than_a_batch_goes_on_for_ever() -> None:
     feed = text.make_feed(text.random_split(14, [60] * 5), packing=False)
-    made = list(batches(feed, order_of(feed), range(BATCH), range(20), workers=2))
+    made = list(made_by(feed, range(BATCH), range(20), workers=2))
     assert len(made) == 20
     for batch in made:
         assert ((batch["target_weights"].sum(axis=1) > 0).sum()) == 5
@@ -125,7 +129,7 @@ def test_memory_maps_feed_as_arrays_do(tmp_path: Path) -> None:
     split = text.random_split(15, [90] * 10, shards=2)
     mapped = [text.save_shard(shard, tmp_path) for shard in split.shards]
     made = [
-        next(batches(feed, order_of(feed), range(BATCH), range(1), workers=1))
+        next(made_by(feed, range(BATCH), range(1), workers=1))
         for feed in map(text.make_feed, (split, Split("train", tuple(mapped))))
     ]
     assert_equal(*made)
@@ -135,14 +139,14 @@ def test_memory_maps_feed_as_arrays_do(tmp_path: Path) -> None:
 def test_a_wrong_id_in_a_later_batch_names_shard_and_document(workers: int) -> None:
     split = text.random_split(16, [60] * 40, shards=2)
     feed = text.make_feed(split, packing=False)
-    rows, _ = order_of(feed)(3)
+    _, rows, _ = order_of(feed)(3)
     block = feed.plan.row_blocks[rows[2]]
     shard = split.shards[feed.plan.blocks.shard[block]]
     place = feed.plan.blocks.start[block]
     document = np.searchsorted(shard.documents, place, side="right") - 1
     # As if the file had been damaged after its plan was made.
     shard.tokens[place] = text.VOCAB_SIZE
-    made = batches(feed, order_of(feed), range(BATCH), range(5), workers)
+    made = made_by(feed, range(BATCH), range(5), workers)
     for step in range(3):
         assert_equal(next(made), direct(feed, step))
     with pytest.raises(InputError, match=f"document {document} of shard {shard.name} "):
@@ -150,16 +154,17 @@ def test_a_wrong_id_in_a_later_batch_names_shard_and_document(workers: int) -> N
 
 
 def test_a_fault_of_ours_is_not_taken_for_a_wrong_datum(feed: Feed) -> None:
-    def order(step: int) -> tuple[np.ndarray, np.ndarray]:
+    def order(step: int) -> Rows:
         raise ZeroDivisionError(step)
 
     with pytest.raises(Exception, match="ZeroDivisionError") as caught:
-        next(batches(feed, order, range(BATCH), range(1), workers=1))
+        next(batches(mix_of(feed), order, range(BATCH), range(1), workers=1))
     assert not isinstance(caught.value, InputError)
 
 
 @pytest.mark.parametrize(
-    "module", ["counter", "blocks", "masking", "plan", "batch", "pipeline"]
+    "module",
+    ["counter", "blocks", "masking", "plan", "batch", "pairs", "mixing", "pipeline"],
 )
 def test_importing_the_data_room_loads_no_framework(module: str) -> None:
     code = (

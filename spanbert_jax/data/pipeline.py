@@ -4,22 +4,23 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from spanbert_jax.data.batch import Batch, Feed, batch_spec, make_batch
+from spanbert_jax.data.batch import Batch
+from spanbert_jax.data.mixing import Mix, Rows
 from spanbert_jax.errors import InputError
 
-# The rows of the global batch of a step, -1 for an empty one, and their epochs.
-RowOrder = Callable[[int], tuple[np.ndarray, np.ndarray]]
+# The rows of the global batch of a step.
+RowOrder = Callable[[int], Rows]
 
 
 def batches(
-    feed: Feed, order: RowOrder, rows: range, steps: range, workers: int
+    mix: Mix, order: RowOrder, rows: range, steps: range, workers: int
 ) -> Iterator[Batch]:
     """This process's part of the batches of some steps.
 
     Args:
-        feed: the text and the recipe.
-        order: which rows of the plan a step sees, such as a `plan.shuffled_rows` whose
-            other arguments are bound.
+        mix: the text and the recipe.
+        order: which rows a step sees: `mix.training_rows` or `mix.evaluation_rows` of a
+            batch size.
         rows: which rows of the global batch this process makes.
         steps: the steps; nothing before them is computed.
         workers: batches made at a time; their number changes no batch.
@@ -35,15 +36,13 @@ def batches(
 
     # Where the full wheel is installed it would take the accelerator's memory.
     tf.config.set_visible_devices([], "GPU")
-    spec = batch_spec(len(rows), feed.block_length, feed.target_slots)
-    dtypes = [tf.as_dtype(dtype) for _, dtype in spec.values()]
+    spec = mix.empty_batch(len(rows))
+    dtypes = [tf.as_dtype(array.dtype) for array in spec.values()]
     faults: dict[int, InputError] = {}
 
     def make(step: np.ndarray) -> list[np.ndarray]:
-        chosen, epochs = order(int(step))
-        mine = slice(rows.start, rows.stop)
         try:
-            batch = make_batch(feed, chosen[mine], epochs[mine])
+            batch = mix.make_batch(order(int(step)).part(rows))
         except InputError as error:
             faults[int(step)] = error
             raise
@@ -52,7 +51,7 @@ def batches(
     def load(step: tf.Tensor) -> dict[str, tf.Tensor]:
         arrays = tf.numpy_function(make, [step], dtypes, stateful=False)
         named = dict(zip(spec, arrays, strict=True))
-        return {key: tf.ensure_shape(named[key], spec[key][0]) for key in spec}
+        return {key: tf.ensure_shape(named[key], spec[key].shape) for key in spec}
 
     made = tf.data.Dataset.range(steps.start, steps.stop)
     # Deterministic: in the order of the steps, whichever worker ends first.

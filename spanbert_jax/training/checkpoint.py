@@ -14,7 +14,7 @@ import orbax.checkpoint as ocp
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from spanbert_jax.corpus.store import Corpus
+from spanbert_jax.corpus.mixture import Mixture
 from spanbert_jax.errors import InputError, NonFiniteError, StorageError
 from spanbert_jax.settings import flatten, identity
 from spanbert_jax.training.step import TrainState
@@ -39,13 +39,13 @@ class Restored(NamedTuple):
 
 
 def make_record(
-    config: ConfigDict, corpus: Corpus, state: TrainState, mesh: Mesh
+    config: ConfigDict, corpora: Mixture, state: TrainState, mesh: Mesh
 ) -> Record:
     """What stands beside a state: all that decides whether it may be resumed.
 
     Args:
         config: all settings.
-        corpus: the text.
+        corpora: the text.
         state: the state, or its shapes.
         mesh: of the devices.
 
@@ -56,8 +56,8 @@ def make_record(
     shapes = {name: list(leaf.shape) for name, leaf in _named(state.params).items()}
     return {
         "settings": flatten(config),
-        "corpus": corpus.fingerprint,
-        "tokenizer": corpus.tokenizer.sha256,
+        "corpus": corpora.fingerprint,
+        "tokenizer": corpora.tokenizer.sha256,
         "parameters": shapes,
         "changes": [],
         "devices": {

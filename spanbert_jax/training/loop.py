@@ -15,10 +15,10 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from spanbert_jax import settings
-from spanbert_jax.corpus.store import Corpus
-from spanbert_jax.data.batch import Batch, Feed, empty_batch
+from spanbert_jax.corpus.mixture import Mixture
+from spanbert_jax.data.batch import Batch
+from spanbert_jax.data.mixing import Mix
 from spanbert_jax.data.pipeline import batches
-from spanbert_jax.data.plan import ordered_rows, shuffled_rows
 from spanbert_jax.errors import PREEMPTED, InputError, StorageError
 from spanbert_jax.model.spanbert import SpanBert
 from spanbert_jax.training import metrics as metrics_lib
@@ -49,14 +49,14 @@ from spanbert_jax.training.step import (
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def train(config: ConfigDict, corpus: Corpus, workdir: Path) -> int:
-    """Trains a config on a corpus; goes on where an earlier start stopped.
+def train(config: ConfigDict, corpora: Mixture, workdir: Path) -> int:
+    """Trains a config on corpora; goes on where an earlier start stopped.
 
     "Step n" is the state after n updates, and what the n-th update reported.
 
     Args:
         config: all settings.
-        corpus: the text.
+        corpora: the text.
         workdir: the run's directory, made if it is not there.
 
     Returns:
@@ -70,13 +70,13 @@ def train(config: ConfigDict, corpus: Corpus, workdir: Path) -> int:
     # ---- Checks and data
     settings.validate(config)
     mesh = make_mesh(config)
-    feed = settings.feed(config, corpus, "train")
-    held_out = settings.feed(config, corpus, "valid")
-    _check_rows(feed, held_out, config)
+    mix = settings.mix(config, corpora, "train")
+    held_out = settings.mix(config, corpora, "valid")
+    _check_rows(mix, held_out, config)
     _make_directory(workdir)
 
     # ---- Model, optimiser and the three compiled functions
-    model = settings.model(config, corpus.tokenizer.vocab_size)
+    model = settings.model(config, corpora.tokenizer.vocab_size)
     optimizer = make_optimizer(config)
     rows, whole = by_rows(mesh), replicated(mesh)
     init = jax.jit(
@@ -108,26 +108,27 @@ def train(config: ConfigDict, corpus: Corpus, workdir: Path) -> int:
         checkpoints = Checkpoints(workdir, config.checkpoint.keep)
         stack.enter_context(contextlib.closing(checkpoints))
         key = jax.random.key(config.train.seed)
-        example = empty_batch(1, feed.block_length, feed.target_slots)
+        example = mix.empty_batch(1)
         like = abstract(jax.eval_shape(init, key, example), whole)
-        record = make_record(config, corpus, like, mesh)
+        record = make_record(config, corpora, like, mesh)
         state, record = _restore(checkpoints, like, record)
         state = state or init(key, example)
         start, stop = int(state.step), config.train.stop_after or config.train.steps
         settings.write(config, workdir / "config.json")
 
         # ---- Loop
-        log = Log(workdir, config, start, stop)
+        shares = functools.partial(_shares, mix, corpora, config.train.batch_size)
+        log = Log(workdir, config, start, stop, shares)
         stack.enter_context(contextlib.closing(log))
-        _introduce(log, config, model, feed, state, mesh)
+        _introduce(log, config, model, mix, corpora, state, mesh)
         owes_evaluation = functools.partial(_owes_evaluation, config, held_out, workdir)
         examine = functools.partial(
-            _evaluate, look, held_out, corpus, config, mesh, stopping, log
+            _evaluate, look, held_out, corpora, config, mesh, stopping, log
         )
         if owes_evaluation(start):
             examine(start, state.params)
         pending, saved = None, start
-        for step, batch in enumerate(_batches(feed, config, start, stop), start + 1):
+        for step, batch in enumerate(_batches(mix, config, start, stop), start + 1):
             state, metrics = update(state, put_batch(batch, mesh))
             # Read with the next step under way, so that the device never waits.
             if pending:
@@ -156,23 +157,24 @@ def train(config: ConfigDict, corpus: Corpus, workdir: Path) -> int:
             checkpoints.save(state, record)
         checkpoints.wait()
         unfinished = done < stop or owes_evaluation(done)
-        _conclude(log, config, corpus, workdir, done, unfinished)
+        _conclude(log, config, corpora, workdir, done, unfinished)
     return PREEMPTED if unfinished else 0
 
 
-def _check_rows(feed: Feed, held_out: Feed, config: ConfigDict) -> None:
-    rows, batch_size = feed.plan.num_rows, config.train.batch_size
+def _check_rows(mix: Mix, held_out: Mix, config: ConfigDict) -> None:
+    rows, batch_size = mix.num_rows, config.train.batch_size
     if rows == 0:
         raise InputError(
             f"data.corpus={config.data.corpus} has 0 blocks to train on, and"
             f" train.batch_size is {batch_size}"
         )
-    if rows < batch_size:
+    # Of several corpora, a small one comes again within a batch, in its next epoch.
+    if rows < batch_size and len(mix.feeds) == 1:
         print(
             f"warning: the corpus fills {rows} rows, fewer than train.batch_size, which"
             f" is {batch_size}: {batch_size - rows} rows of each batch are empty"
         )
-    if held_out.plan.num_rows == 0:
+    if held_out.num_rows == 0:
         print("warning: the corpus holds out no document: there will be no evaluation")
 
 
@@ -225,21 +227,26 @@ def _restore(
     return restored.state, record | {"changes": restored.record["changes"] + changes}
 
 
-def _batches(feed: Feed, config: ConfigDict, start: int, stop: int) -> Iterator[Batch]:
+def _batches(mix: Mix, config: ConfigDict, start: int, stop: int) -> Iterator[Batch]:
     size = config.train.batch_size
-    order = functools.partial(
-        shuffled_rows,
-        batch_size=size,
-        num_rows=feed.plan.num_rows,
-        seed=config.train.seed,
-    )
-    return batches(feed, order, range(size), range(start, stop), config.data.workers)
+    order = functools.partial(mix.training_rows, batch_size=size)
+    return batches(mix, order, range(size), range(start, stop), config.data.workers)
+
+
+def _shares(
+    mix: Mix, corpora: Mixture, batch_size: int, steps: range
+) -> dict[str, float]:
+    """The share of each corpus in the rows of some steps; nothing if there is one."""
+    if len(mix.feeds) == 1:
+        return {}
+    rows = range(steps.start * batch_size, steps.stop * batch_size)
+    return dict(zip(corpora.names, mix.shares(rows).tolist(), strict=True))
 
 
 def _evaluate(
     look: EvaluationStep,
-    held_out: Feed,
-    corpus: Corpus,
+    held_out: Mix,
+    corpora: Mixture,
     config: ConfigDict,
     mesh: Mesh,
     stopping: threading.Event,
@@ -252,25 +259,24 @@ def _evaluate(
     A signal ends it without a result: a run that is to stop must not wait for it.
     """
     size = config.train.batch_size // config.train.accumulation
-    num_rows = held_out.plan.num_rows
-    order = functools.partial(ordered_rows, batch_size=size, num_rows=num_rows)
-    steps = range(-(-num_rows // size))
+    order = functools.partial(held_out.evaluation_rows, batch_size=size)
+    steps = range(-(-held_out.num_rows // size))
     made = batches(held_out, order, range(size), steps, config.data.workers)
     made = itertools.takewhile(lambda _: not stopping.is_set(), made)
-    unigram = unigram_log_probs(corpus.unigram_counts)
-    scores = evaluate(look, params, made, mesh, held_out.special.mask, unigram)
+    unigram = unigram_log_probs(corpora.unigram_counts)
+    scores = evaluate(look, params, made, mesh, corpora.tokenizer.mask_id, unigram)
     if not stopping.is_set():
         log.evaluation(step, scores)
 
 
-def _is_evaluated(config: ConfigDict, held_out: Feed, step: int) -> bool:
+def _is_evaluated(config: ConfigDict, held_out: Mix, step: int) -> bool:
     every = config.train.eval_every
     is_due = step > 0 and every > 0 and step % every == 0
-    return held_out.plan.num_rows > 0 and (is_due or step == config.train.steps)
+    return held_out.num_rows > 0 and (is_due or step == config.train.steps)
 
 
 def _owes_evaluation(
-    config: ConfigDict, held_out: Feed, workdir: Path, step: int
+    config: ConfigDict, held_out: Mix, workdir: Path, step: int
 ) -> bool:
     """Whether a step's evaluation is due, yet does not stand in metrics.jsonl."""
     is_due = _is_evaluated(config, held_out, step)
@@ -281,7 +287,8 @@ def _introduce(
     log: Log,
     config: ConfigDict,
     model: SpanBert,
-    feed: Feed,
+    mix: Mix,
+    corpora: Mixture,
     state: TrainState,
     mesh: Mesh,
 ) -> None:
@@ -292,18 +299,23 @@ def _introduce(
     parameters -= padding * geometry.hidden_size
     kind = mesh.devices.flat[0].device_kind
     log.say(f"model: {parameters:,} parameters on {mesh.size} x {kind}")
-    rows, size = feed.plan.num_rows, config.train.batch_size
-    log.say(
-        f"corpus: {feed.split.num_tokens:,} tokens in {rows:,} rows of"
-        f" {feed.block_length}, {feed.plan.fill(feed.block_length):.1%} full; an epoch"
-        f" is {max(rows, size) / size:,.1f} steps of {size} rows"
-    )
+    size, several = config.train.batch_size, len(mix.feeds) > 1
+    shares = mix.places / mix.places.sum()
+    for name, share, feed in zip(corpora.names, shares, mix.feeds, strict=True):
+        rows, length = feed.plan.num_rows, feed.block_length
+        # Only a run that has no other corpus fills a batch up with empty rows.
+        epoch = (rows if several else max(rows, size)) / (size * share)
+        log.say(
+            f"corpus {name}: {feed.split.num_tokens:,} tokens in {rows:,} rows of"
+            f" {length}, {feed.plan.fill(length):.1%} full; an epoch is {epoch:,.1f}"
+            f" steps of {size} rows" + (f", {share:.1%} of them" if several else "")
+        )
 
 
 def _conclude(
     log: Log,
     config: ConfigDict,
-    corpus: Corpus,
+    corpora: Mixture,
     workdir: Path,
     done: int,
     stopped: bool,
@@ -327,7 +339,7 @@ def _conclude(
         f"checkpoints: {workdir / 'checkpoints'}\n"
         f"metrics:     {workdir / metrics_lib.FILE} (tensorboard --logdir={workdir})\n"
         f"see the masks with: {_python()} -m spanbert_jax.preview"
-        f" --corpus={corpus.directory}"
+        f" --corpus={corpora.corpora[0].directory}"
     )
 
 

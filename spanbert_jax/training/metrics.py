@@ -7,7 +7,7 @@ import socket
 import sys
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,12 @@ class Log:
     """
 
     def __init__(
-        self, workdir: Path, config: ConfigDict, start: int, stop: int
+        self,
+        workdir: Path,
+        config: ConfigDict,
+        start: int,
+        stop: int,
+        shares: Callable[[range], Mapping[str, float]],
     ) -> None:
         """Cuts metrics.jsonl back to `start` and opens it.
 
@@ -80,6 +85,8 @@ class Log:
             config: all settings.
             start: updates done.
             stop: the step at which this start of the run ends.
+            shares: what share of the rows of some steps, counted from 0, each corpus
+                gives; empty if there is one.
 
         Raises:
             StorageError: the files cannot be written.
@@ -88,6 +95,7 @@ class Log:
         self._every = config.train.log_every
         self._weights = settings.loss_weights(config)
         self._rate = learning_rate(config)
+        self._shares = shares
         try:
             cut_back(path, start)
             self._file = path.open("a")
@@ -152,6 +160,8 @@ class Log:
             weight = max(float(sums.weight), 1.0)
             record[f"{head}_loss"] = float(sums.loss) / weight
             record[f"{head}_accuracy"] = float(sums.correct) / weight
+        if shares := self._shares(range(step - self._every, step)):
+            record["corpus_shares"] = dict(shares)
         return record | {
             "learning_rate": float(self._rate(step - 1)),
             "grad_norm": float(metrics.grad_norm),
