@@ -69,7 +69,10 @@ def make_feed(config: ConfigDict, corpus: str, cache: Path) -> Feed:
         return settings.feed(config, open_corpus(corpus), "train")
     split, edges = make_split(8_000_000), _word_edges()
     plan_settings = PlanSettings(
-        config.data.block_length, settings.mask_ratio(config), config.data.packing
+        config.data.block_length,
+        settings.mask_ratio(config),
+        config.data.packing,
+        config.data.pairs,
     )
     ids = np.arange(_FIRST_WORD, VOCAB_SIZE, dtype=np.int32)
     return Feed(
@@ -80,6 +83,7 @@ def make_feed(config: ConfigDict, corpus: str, cache: Path) -> Feed:
         word_edges=edges,
         random_tokens=RandomTokens(ids),
         block_length=config.data.block_length,
+        pair_slots=plan_settings.pair_slots,
         seed=config.train.seed,
         sbo_positions=config.sbo.positions,
         sbo_edges=config.sbo.edges == "use",

@@ -4,6 +4,7 @@ masking_tokens_per_second   tokens of blocks masked per CPU second of one core, 
                             borders included, in batches of 256 packed rows of 512
 pipeline_tokens_per_second  real tokens per second of wall time, store to NumPy batch,
                             through tf.data with as many workers as there are cores
+pairs                       the first two for packed pairs, on all cores
 fill_packed, fill_padded    share of the rows' places that hold a token
 first_batch_seconds         from opening the plan to the first batch, by first step
 
@@ -57,18 +58,20 @@ def masking_rate(feed: Feed) -> float:
     ]
     chosen = np.concatenate(held)
     read = masked_blocks(feed, chosen, np.zeros_like(chosen))
-    blocks = feed.plan.blocks
-    continued, continues = blocks.continued(chosen), blocks.continues[chosen]
+    pieces, segments = feed.plan.segments_of(chosen), feed.plan.segments
+    continued, continues = segments.continued(pieces), segments.continues[pieces]
     keys = counter.fold(counter.root_key(0), chosen)
 
     def work() -> None:
-        tokens, offsets, special = read.tokens, read.offsets, feed.special
+        tokens, special = read.tokens, feed.special
         edges, slots = feed.word_edges, feed.target_slots
         words = find_words(
-            tokens, offsets, continued, continues, edges, special.unk, slots
+            tokens, read.segments, continued, continues, edges, special.unk, slots
         )
+        if feed.plan.is_paired:
+            words = words.in_pairs()
         choice = feed.masking, special.mask, feed.random_tokens
-        mask(tokens, offsets, words, keys, *choice)
+        mask(tokens, read.offsets, words, keys, *choice)
 
     seconds = median_seconds(work, 3 * _REPEATS, time.process_time)
     return len(read.tokens) / seconds
@@ -110,11 +113,18 @@ def main() -> None:
         padded = make_feed(config, corpus, cache)
         config.data.packing = True
         packed = make_feed(config, corpus, cache)
+        config.data.pairs = True
+        paired = make_feed(config, corpus, cache)
+        config.data.pairs = False
         length = config.data.block_length
         figures = {
             "masking_tokens_per_second": round(masking_rate(packed)),
             "pipeline_tokens_per_second": round(pipeline_rate(packed, workers)),
             "pipeline_tokens_per_second_one_worker": round(pipeline_rate(packed, 1)),
+            "pairs": {
+                "masking_tokens_per_second": round(masking_rate(paired)),
+                "pipeline_tokens_per_second": round(pipeline_rate(paired, workers)),
+            },
             "fill_packed": round(packed.plan.fill(length), 4),
             "fill_padded": round(padded.plan.fill(length), 4),
             "first_batch_seconds": {

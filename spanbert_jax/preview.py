@@ -26,6 +26,9 @@ _BLOCKS = flags.DEFINE_integer("blocks", 3, "Blocks to show.", lower_bound=0)
 _EPOCH = flags.DEFINE_integer("epoch", 0, "Whose masks, from 0.", lower_bound=0)
 # Unset: as configs/default.py has it.
 _BLOCK_LENGTH = flags.DEFINE_integer("block_length", None, "With [CLS] and [SEP].")
+_PAIRS = flags.DEFINE_boolean(
+    "pairs", None, "Pairs of segments, for next-sentence prediction."
+)
 _MASKING = flags.DEFINE_string(
     "masking", None, "span, word, subword, entity or noun_phrase."
 )
@@ -41,6 +44,7 @@ _SEED = flags.DEFINE_integer(
 _SETTINGS = {
     "data.corpus": _CORPUS,
     "data.block_length": _BLOCK_LENGTH,
+    "data.pairs": _PAIRS,
     "data.masking": _MASKING,
     "data.replacement": _REPLACEMENT,
     "data.mask_ratio": _MASK_RATIO,
@@ -105,9 +109,7 @@ def _preview(config: ConfigDict, corpus: Corpus) -> Iterator[str]:
         return
     config.data.packing = True
     packed = settings.feed(config, corpus, _SPLIT.value).plan
-    yield from describe.describe_blocks(
-        feed.plan, packed, feed.block_length, width, paint
-    )
+    yield from describe.describe_blocks(feed, packed, width, paint)
     yield ""
     sample = describe.sample_blocks(feed.plan, _SAMPLE, feed.seed)
     masked = masked_blocks(feed, sample, np.full(len(sample), _EPOCH.value))

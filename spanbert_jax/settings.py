@@ -30,6 +30,9 @@ EMBEDDED = "embedded"
 _EMBEDDED_VALID_FRACTION = 0.1
 _EMBEDDED_VOCAB_SIZE = 4096
 
+# A pair of segments of two tokens each, the least that can be cut at all.
+_SHORTEST_PAIR = 7
+
 # What may change between two starts of a run though it lies in the data block.
 _NOT_IDENTITY = {"data.workers", "data.corpus", "data.cache"}
 _IDENTITY = {
@@ -207,6 +210,11 @@ def validate(config: ConfigDict) -> None:
             f"model.type_vocab_size is {values['model.type_vocab_size']}; with"
             " data.pairs=True it must be at least 2, one type for each segment"
         )
+    if values["data.pairs"] and values["data.block_length"] < _SHORTEST_PAIR:
+        raise InputError(
+            f"data.block_length is {values['data.block_length']}; pairs need at least"
+            f" {_SHORTEST_PAIR}"
+        )
     shares = values["data.mask_share"] + values["data.random_share"]
     if shares > 1:
         raise InputError(
@@ -356,7 +364,8 @@ def feed(config: ConfigDict, corpus: Corpus, split: str, number: int = 0) -> Fee
         The feed.
 
     Raises:
-        InputError: a datum is wrong, or the corpus lacks the tags of the scheme.
+        InputError: a datum is wrong, or the corpus lacks the tags of the scheme, or
+            documents to draw second segments from.
         StorageError: the plan cannot be kept in the cache.
     """
     tokenizer = corpus.tokenizer
@@ -364,10 +373,13 @@ def feed(config: ConfigDict, corpus: Corpus, split: str, number: int = 0) -> Fee
     seed = config.data.eval_seed if held_out else config.train.seed
     text = corpus.split(split)
     _check_tags(config, corpus, text)
+    if config.data.pairs and not held_out:
+        _check_documents(corpus, text)
     plan_settings = PlanSettings(
         block_length=config.data.block_length,
         ratio=mask_ratio(config),
         packing=config.data.packing,
+        pairs=config.data.pairs,
         subset=config.eval.max_blocks if held_out else 0,
         subset_seed=config.data.eval_seed,
     )
@@ -392,6 +404,7 @@ def feed(config: ConfigDict, corpus: Corpus, split: str, number: int = 0) -> Fee
         word_edges=tokenizer.word_edges,
         random_tokens=_random_tokens(config, corpus),
         block_length=config.data.block_length,
+        pair_slots=plan_settings.pair_slots,
         seed=derive_seed(seed, number) if number else seed,
         sbo_positions=config.sbo.positions,
         sbo_edges=config.sbo.edges == "use",
@@ -405,6 +418,16 @@ def _check_tags(config: ConfigDict, corpus: Corpus, split: Split) -> None:
             f"data.masking is {config.data.masking!r}, but"
             f" data.corpus={corpus.directory} holds no {name.replace('_', ' ')}; build"
             f" it with --tags={name}"
+        )
+
+
+def _check_documents(corpus: Corpus, split: Split) -> None:
+    # One of a single token makes no pair.
+    counts = [np.count_nonzero(np.diff(one.documents) > 1) for one in split.shards]
+    if sum(counts) < 2:
+        raise InputError(
+            "data.pairs needs documents to draw from: the training split of"
+            f" data.corpus={corpus.directory} has {sum(counts)} of two tokens or more"
         )
 
 

@@ -9,7 +9,10 @@ Run = tuple[int, int]
 
 
 def simulate(
-    sizes: list[int], rng: random.Random, unknown: Set[int] = frozenset()
+    sizes: list[int],
+    rng: random.Random,
+    unknown: Set[int] = frozenset(),
+    middle: int = 0,
 ) -> list[Run]:
     """One block's spans, as (first word, one past the last), draw by draw.
 
@@ -17,6 +20,7 @@ def simulate(
         sizes: tokens of each word.
         rng: draws.
         unknown: the words that hold [UNK].
+        middle: the first word of the second segment; 0 if there is none.
     """
     left = math.ceil(Fraction(3, 20) * sum(sizes))
     shares = [0.2 * 0.8**k for k in range(10)]
@@ -26,10 +30,11 @@ def simulate(
         for _ in range(64):
             first = rng.randrange(len(sizes))
             last, room = first, left
-            while last < min(first + drawn, len(sizes)) and sizes[last] <= room:
+            end = middle if first < middle else len(sizes)
+            while last < min(first + drawn, end) and sizes[last] <= room:
                 room -= sizes[last]
                 last += 1
-            if last > first and _is_free(first, last, held, unknown):
+            if last > first and _is_free(first, last, held, unknown, middle):
                 held.append((first, last))
                 left = room
                 break
@@ -44,6 +49,7 @@ def simulate_tags(
     rng: random.Random,
     unknown: Set[int] = frozenset(),
     tag_share: float = 0.5,
+    middle: int = 0,
 ) -> list[Run]:
     """One block's units of the schemes of tags, as `simulate` returns spans.
 
@@ -53,6 +59,7 @@ def simulate_tags(
         rng: draws.
         unknown: the words that hold [UNK].
         tag_share: share of draws that take a tag.
+        middle: the first word of the second segment; 0 if there is none.
     """
     left = math.ceil(Fraction(3, 20) * sum(sizes))
     words = [(word, word + 1) for word in range(len(sizes))]
@@ -65,14 +72,19 @@ def simulate_tags(
             pool = tagged if tagged and (heads or not words) else words
             first, last = pool.pop(rng.randrange(len(pool)))
             size = sum(sizes[first:last])
-            placed = size <= left and _is_free(first, last, held, unknown)
+            placed = size <= left and _is_free(first, last, held, unknown, middle)
             if placed:
                 held.append((first, last))
                 left -= size
     return held
 
 
-def _is_free(first: int, last: int, held: list[Run], unknown: Set[int]) -> bool:
-    """Whether a run holds no [UNK], and a word lies between it and each other one."""
-    apart = all(last < begin or end < first for begin, end in held)
+def _is_free(
+    first: int, last: int, held: list[Run], unknown: Set[int], middle: int
+) -> bool:
+    """Whether a run has no [UNK], and a word or [SEP] between it and each other one."""
+    apart = all(
+        last < begin or end < first or (begin < middle) != (first < middle)
+        for begin, end in held
+    )
     return apart and unknown.isdisjoint(range(first, last))

@@ -1,5 +1,6 @@
 """Blocks, the words in them and their budgets."""
 
+import functools
 import itertools
 import math
 from fractions import Fraction
@@ -11,8 +12,9 @@ import text
 from spanbert_jax.corpus.store import Shard
 from spanbert_jax.corpus.tokenizers import ENDS, STARTS
 from spanbert_jax.data.blocks import (
-    Blocks,
+    Segments,
     Words,
+    cut_into_blocks,
     cut_shard,
     find_words,
     shortest_words,
@@ -27,13 +29,21 @@ CAPACITY = 510
 UNK = text.SPECIAL.unk
 
 
+def cut_into(
+    shard: Shard, block_length: int, edges: np.ndarray = text.WORD_EDGES
+) -> Segments:
+    into = functools.partial(cut_into_blocks, capacity=block_length - 2)
+    slots = target_slots(block_length, text.RATIO)
+    return cut_shard(shard, 0, into, edges, UNK, slots)
+
+
 def cut(
     documents: list[np.ndarray],
     block_length: int = 512,
     edges: np.ndarray = text.WORD_EDGES,
-) -> tuple[Shard, Blocks]:
+) -> tuple[Shard, Segments]:
     shard = text.make_shard(documents)
-    return shard, cut_shard(shard, 0, edges, UNK, block_length, text.RATIO)
+    return shard, cut_into(shard, block_length, edges)
 
 
 def word_sizes(words: Words, block: int) -> list[int]:
@@ -42,7 +52,7 @@ def word_sizes(words: Words, block: int) -> list[int]:
 
 
 def words_of_blocks(
-    shard: Shard, blocks: Blocks, slots: int, edges: np.ndarray = text.WORD_EDGES
+    shard: Shard, blocks: Segments, slots: int, edges: np.ndarray = text.WORD_EDGES
 ) -> Words:
     offsets = np.append(blocks.start, len(shard.tokens))
     continued = blocks.continued(np.arange(len(blocks)))
@@ -192,22 +202,22 @@ def test_a_cut_word_that_fills_a_document_leaves_one_word_a_piece() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "sizes", "most"),
-    [(80, [80], 80), (81, [1] * 81, 13), (509, [1] * 509, 77)],
+    ("size", "sizes", "shortest"),
+    [(80, [80], 80), (81, [1] * 81, 1), (509, [1] * 509, 1)],
 )
 def test_a_lone_word_beyond_the_slots_counts_as_its_pieces(
-    size: int, sizes: list[int], most: int
+    size: int, sizes: list[int], shortest: int
 ) -> None:
     shard, blocks = cut([text.words_of([size])])
     words = words_of_blocks(shard, blocks, slots=80)
     assert word_sizes(words, 0) == sizes
-    assert blocks.most_targets.tolist() == [most]
+    assert blocks.shortest_word.tolist() == [shortest]
 
 
 def test_a_word_beyond_the_slots_stays_whole_beside_a_short_one() -> None:
     shard, blocks = cut([text.words_of([100, 1])])
     assert word_sizes(words_of_blocks(shard, blocks, slots=80), 0) == [100, 1]
-    assert blocks.most_targets.tolist() == [16]
+    assert blocks.shortest_word.tolist() == [1]
 
 
 def test_a_document_that_begins_inside_a_word_is_cut_and_kept() -> None:
@@ -309,11 +319,7 @@ def test_words_with_the_unknown_id_are_found(seed: int) -> None:
         shortest.append(min(known, default=0))
     assert shortest_words(words).tolist() == shortest
     assert 0 in shortest
-    budget = target_budget(blocks.length, text.RATIO).tolist()
-    assert blocks.most_targets.tolist() == [
-        max(most, least) if least else 0
-        for most, least in zip(budget, shortest, strict=True)
-    ]
+    assert blocks.shortest_word.tolist() == shortest
 
 
 def test_a_long_word_is_in_pieces_where_all_others_hold_the_unknown_id() -> None:
@@ -334,7 +340,7 @@ def test_a_block_of_words_with_the_unknown_id_is_left_whole() -> None:
     assert word_sizes(words, 0) == [100, 90]
     assert words.unknown.tolist() == [0, 1]
     _, blocks = cut([tokens])
-    assert blocks.most_targets.tolist() == [0]
+    assert blocks.shortest_word.tolist() == [0]
 
 
 # Tags.
@@ -362,17 +368,17 @@ def test_no_tags_are_none() -> None:
     assert words.tags.shape == (0, 2)
 
 
-def test_documents_of_one_token_are_blocks_of_one_target() -> None:
+def test_documents_of_one_token_are_blocks_of_one_word() -> None:
     _, blocks = cut([text.words_of([1])] * 4)
     assert blocks.length.tolist() == [1] * 4
     assert blocks.start.tolist() == [0, 1, 2, 3]
-    assert blocks.most_targets.tolist() == [1] * 4
+    assert blocks.shortest_word.tolist() == [1] * 4
 
 
 def test_a_shard_without_documents_has_no_blocks() -> None:
     nothing = np.zeros(1, np.int64)
     shard = Shard("train-00000", np.zeros(0, np.uint16), nothing, nothing)
-    assert len(cut_shard(shard, 0, text.WORD_EDGES, UNK, 512, text.RATIO)) == 0
+    assert len(cut_into(shard, 512)) == 0
 
 
 @pytest.mark.parametrize("ratio", [Fraction(3, 20), Fraction(1, 3), Fraction(1)])
@@ -405,7 +411,7 @@ def test_an_id_outside_the_vocabulary_names_shard_and_document(place: int) -> No
     shard = text.make_shard(documents, "train-00007")
     message = f"id {text.VOCAB_SIZE} in document 2 of shard train-00007"
     with pytest.raises(InputError, match=message):
-        cut_shard(shard, 7, text.WORD_EDGES, UNK, 512, text.RATIO)
+        cut_into(shard, 512)
 
 
 def test_the_last_id_of_the_vocabulary_is_inside() -> None:

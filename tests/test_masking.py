@@ -14,8 +14,9 @@ from scipy import stats
 
 import text
 from simulation import simulate, simulate_tags
+from spanbert_jax.corpus.store import Split
 from spanbert_jax.data import counter, masking
-from spanbert_jax.data.blocks import Words, cut_shard, find_words, tag_words
+from spanbert_jax.data.blocks import Words, find_words, tag_words
 from spanbert_jax.data.masking import (
     KEEP,
     MASK,
@@ -24,6 +25,7 @@ from spanbert_jax.data.masking import (
     Masks,
     RandomTokens,
 )
+from spanbert_jax.data.plan import PlanSettings, build_plan
 from spanbert_jax.errors import InputError
 
 P_VALUE = 0.001
@@ -44,6 +46,7 @@ class Case:
 
     tokens: np.ndarray
     offsets: np.ndarray
+    segments: np.ndarray
     words: Words
     budget: np.ndarray
     masks: Masks
@@ -96,17 +99,22 @@ def mask_texts(
     tags: list[np.ndarray] | None = None,
     edges: np.ndarray = text.WORD_EDGES,
     random_tokens: RandomTokens = text.RANDOM_TOKENS,
+    pairs: bool = False,
 ) -> Case:
+    """Masks texts, each a block or, in pairs, two neighbours a block."""
     tokens = np.concatenate(texts).astype(np.int32)
-    offsets = np.cumsum([0, *map(len, texts)])
-    words = whole_words(tokens, offsets, edges)
+    segments = np.cumsum([0, *map(len, texts)])
+    words = whole_words(tokens, segments, edges)
+    offsets = segments
+    if pairs:
+        words, offsets = words.in_pairs(), segments[::2]
     if tags:
-        moved = [one + begin for one, begin in zip(tags, offsets[:-1], strict=True)]
+        moved = [one + begin for one, begin in zip(tags, segments[:-1], strict=True)]
         words = tag_words(words, np.concatenate(moved))
     mask_id = text.SPECIAL.mask
     masks = masking.mask(tokens, offsets, words, keys, recipe, mask_id, random_tokens)
-    budget = np.array([math.ceil(recipe.ratio * len(one)) for one in texts])
-    return Case(tokens, offsets, words, budget, masks)
+    budget = np.array([math.ceil(recipe.ratio * n) for n in np.diff(offsets).tolist()])
+    return Case(tokens, offsets, segments, words, budget, masks)
 
 
 @functools.cache
@@ -123,11 +131,11 @@ def mixed_tags() -> list[np.ndarray]:
 
 
 @functools.cache
-def mixed_case(scheme: str, replacement: str = "span", epoch: int = 0) -> Case:
-    """10,000 blocks of the lengths above, with [UNK]s and tags."""
+def mixed_case(scheme: str, replacement: str = "span", pairs: bool = False) -> Case:
+    """10,000 blocks of the lengths above, or 5,000 pairs, with [UNK]s and tags."""
     recipe = dataclasses.replace(text.PAPER, scheme=scheme, replacement=replacement)
-    keys = block_keys(np.arange(10_000), epoch)
-    return mask_texts(mixed_texts(), recipe, keys, mixed_tags())
+    keys = block_keys(np.arange(5_000 if pairs else 10_000))
+    return mask_texts(mixed_texts(), recipe, keys, mixed_tags(), pairs=pairs)
 
 
 @functools.cache
@@ -185,10 +193,14 @@ def tags_inside(rng: np.random.Generator, offsets: np.ndarray) -> np.ndarray:
     return np.concatenate(parts)
 
 
+def block_of_span(case: Case) -> np.ndarray:
+    return np.searchsorted(case.words.first, case.masks.spans.first, side="right") - 1
+
+
 def placed(case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The same of a case."""
     spans, first = case.masks.spans, case.words.first
-    block = np.searchsorted(first, spans.first, side="right") - 1
+    block = block_of_span(case)
     lengths = spans.last - spans.first
     return lengths, spans.first - first[block], np.diff(first)[block]
 
@@ -202,9 +214,10 @@ def same_distribution(one: np.ndarray, other: np.ndarray, bins: int) -> float:
 # What holds for every scheme.
 
 
+@pytest.mark.parametrize("pairs", [False, True])
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_the_budget_is_kept_but_for_one_shortest_word(scheme: str) -> None:
-    case = mixed_case(scheme)
+def test_the_budget_is_kept_but_for_one_shortest_word(scheme: str, pairs: bool) -> None:
+    case = mixed_case(scheme, pairs=pairs)
     over = case.used > case.budget
     assert over.any() == (scheme != "subword")
     np.testing.assert_array_equal(case.used[over], case.shortest[over])
@@ -213,17 +226,21 @@ def test_the_budget_is_kept_but_for_one_shortest_word(scheme: str) -> None:
     assert (spans[over] == 1).all()
 
 
+@pytest.mark.parametrize("pairs", [False, True])
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_no_block_is_without_a_target_but_of_unknown_words(scheme: str) -> None:
-    case = mixed_case(scheme)
+def test_no_block_is_without_a_target_but_of_unknown_words(
+    scheme: str, pairs: bool
+) -> None:
+    case = mixed_case(scheme, pairs=pairs)
     whole = np.logical_and.reduceat(case.unknown, case.words.first[:-1])
     assert whole.any()
     np.testing.assert_array_equal(case.used == 0, whole)
 
 
+@pytest.mark.parametrize("pairs", [False, True])
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_the_unused_budget_is_counted(scheme: str) -> None:
-    case = mixed_case(scheme)
+def test_the_unused_budget_is_counted(scheme: str, pairs: bool) -> None:
+    case = mixed_case(scheme, pairs=pairs)
     expected = np.maximum(case.budget - case.used, 0)
     np.testing.assert_array_equal(case.masks.unused, expected)
 
@@ -251,16 +268,18 @@ def test_no_token_of_a_word_with_the_unknown_id_is_a_target(
     assert held == 0
 
 
+@pytest.mark.parametrize("pairs", [False, True])
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_word_with_the_unknown_id_may_be_a_boundary(scheme: str) -> None:
-    case = mixed_case(scheme)
-    inside = case.masks.span_end[~np.isin(case.masks.span_end, case.offsets)]
+def test_a_word_with_the_unknown_id_may_be_a_boundary(scheme: str, pairs: bool) -> None:
+    case = mixed_case(scheme, pairs=pairs)
+    inside = case.masks.span_end[~np.isin(case.masks.span_end, case.segments)]
     assert (case.tokens[inside] == text.SPECIAL.unk).any()
 
 
+@pytest.mark.parametrize("pairs", [False, True])
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_targets_are_the_tokens_of_the_spans_in_order(scheme: str) -> None:
-    case = mixed_case(scheme)
+def test_targets_are_the_tokens_of_the_spans_in_order(scheme: str, pairs: bool) -> None:
+    case = mixed_case(scheme, pairs=pairs)
     masks = case.masks
     assert (np.diff(masks.target) > 0).all()
     begins, first = np.unique(masks.span_begin, return_index=True)
@@ -269,19 +288,21 @@ def test_targets_are_the_tokens_of_the_spans_in_order(scheme: str) -> None:
     np.testing.assert_array_equal(masks.target, np.concatenate(expected))
 
 
+@pytest.mark.parametrize("pairs", [False, True])
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_span_lies_in_one_block(scheme: str) -> None:
-    case = mixed_case(scheme)
-    begin = np.searchsorted(case.offsets, case.masks.span_begin, side="right")
-    end = np.searchsorted(case.offsets, case.masks.span_end - 1, side="right")
+def test_a_span_lies_in_one_segment(scheme: str, pairs: bool) -> None:
+    case = mixed_case(scheme, pairs=pairs)
+    begin = np.searchsorted(case.segments, case.masks.span_begin, side="right")
+    end = np.searchsorted(case.segments, case.masks.span_end - 1, side="right")
     np.testing.assert_array_equal(begin, end)
 
 
+@pytest.mark.parametrize("pairs", [False, True])
 @pytest.mark.parametrize("scheme", [*APART, "word"])
-def test_spans_begin_and_end_at_word_borders(scheme: str) -> None:
-    case = mixed_case(scheme)
+def test_spans_begin_and_end_at_word_borders(scheme: str, pairs: bool) -> None:
+    case = mixed_case(scheme, pairs=pairs)
     border = np.append(text.STARTS_WORD[case.tokens], True)
-    border[case.offsets] = True
+    border[case.segments] = True
     assert border[case.masks.span_begin].all()
     assert border[case.masks.span_end].all()
 
@@ -291,8 +312,11 @@ def test_subword_masking_splits_words() -> None:
     assert not text.STARTS_WORD[case.tokens[case.masks.span_begin]].all()
 
 
+@pytest.mark.parametrize("pairs", [False, True])
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_targets_never_exceed_what_the_packer_counts_on(scheme: str) -> None:
+def test_targets_never_exceed_what_the_packer_counts_on(
+    scheme: str, pairs: bool
+) -> None:
     rng = np.random.default_rng(5)
     longest = rng.choice([2, 8, 12, 40, 90], 500)
     sizes = [rng.integers(1, most + 1, 20) for most in longest]
@@ -300,34 +324,45 @@ def test_targets_never_exceed_what_the_packer_counts_on(scheme: str) -> None:
     shard.tokens[rng.random(len(shard.tokens)) < 0.03] = text.SPECIAL.unk
     shard.tokens[:200] = text.SPECIAL.unk
     edges, unk = text.WORD_EDGES, text.SPECIAL.unk
-    blocks = cut_shard(shard, 0, edges, unk, 32, text.RATIO)
-    tokens = shard.tokens.astype(np.int32)
-    offsets = np.append(blocks.start, len(tokens))
-    continued = blocks.continued(np.arange(len(blocks)))
-    words = find_words(tokens, offsets, continued, blocks.continues, edges, unk, 8)
-    words = tag_words(words, tags_inside(rng, offsets))
+    split = Split("train", (shard,))
+    plan = build_plan(split, edges, unk, PlanSettings(32, text.RATIO, False, pairs))
+    order = np.arange(plan.num_blocks)
+    pieces = plan.segments_of(order)
+    tokens = np.concatenate([text.segment_text(split, plan, p) for p in pieces])
+    tokens = tokens.astype(np.int32)
+    segments = np.cumsum([0, *plan.segments.length[pieces]])
+    continued, continues = plan.segments.continued(pieces), plan.segments.continues
+    words = find_words(tokens, segments, continued, continues[pieces], edges, unk, 8)
+    offsets = segments
+    if pairs:
+        words, offsets = words.in_pairs(), segments[::2]
+    words = tag_words(words, tags_inside(rng, segments))
     recipe = dataclasses.replace(text.PAPER, scheme=scheme)
-    keys = block_keys(np.arange(len(blocks)))
+    keys = block_keys(order)
     masks = masking.mask(tokens, offsets, words, keys, recipe, 3, text.RANDOM_TOKENS)
-    block = np.searchsorted(offsets, masks.target, side="right") - 1
-    used = np.bincount(block, minlength=len(blocks))
-    np.testing.assert_array_equal(used >= 1, blocks.most_targets >= 1)
-    assert (blocks.most_targets == 0).any()
-    assert (used <= blocks.most_targets).all()
-    assert blocks.most_targets.max() <= 8
+    used = np.diff(np.searchsorted(masks.target, offsets))
+    most = plan.most_targets(text.RATIO)
+    np.testing.assert_array_equal(used >= 1, most >= 1)
+    assert (most == 0).any()
+    assert (used <= most).all()
+    assert most.max() <= 8
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("replacement", ["span", "word", "token"])
+@pytest.mark.parametrize("pairs", [False, True])
 def test_a_block_masks_alike_alone_and_among_others(
-    scheme: str, replacement: str
+    scheme: str, replacement: str, pairs: bool
 ) -> None:
     recipe = dataclasses.replace(text.PAPER, scheme=scheme, replacement=replacement)
-    among = mixed_case(scheme, replacement)
-    for number in (0, 1, 17, 4999, 9999, *np.argsort(np.diff(among.offsets))[-3:]):
-        tokens = mixed_texts()[number]
-        keys, tags = block_keys(np.array([number])), mixed_tags()[number]
-        alone = mask_texts([tokens], recipe, keys, [tags])
+    among = mixed_case(scheme, replacement, pairs)
+    count, each = len(among.budget), 2 if pairs else 1
+    longest = np.argsort(np.diff(among.offsets))[-3:]
+    for number in (0, 1, 17, count // 2, count - 1, *longest):
+        mine = slice(each * number, each * (number + 1))
+        texts, tags = mixed_texts()[mine], mixed_tags()[mine]
+        keys = block_keys(np.array([number]))
+        alone = mask_texts(texts, recipe, keys, tags, pairs=pairs)
         mine = among.block == number
         begin = among.offsets[number]
         for name, shift in (
@@ -410,14 +445,22 @@ def test_drawn_lengths_pass_a_chi_square_test() -> None:
 # The schemes whose spans never touch.
 
 
+@pytest.mark.parametrize("pairs", [False, True])
 @pytest.mark.parametrize("scheme", APART)
-def test_spans_never_overlap_or_touch_within_a_block(scheme: str) -> None:
-    case = mixed_case(scheme)
+def test_spans_never_overlap_or_touch_within_a_segment(
+    scheme: str, pairs: bool
+) -> None:
+    case = mixed_case(scheme, pairs=pairs)
     begins, first = np.unique(case.masks.span_begin, return_index=True)
     ends, block = case.masks.span_end[first], case.block[first]
+    segment = np.searchsorted(case.segments, begins, side="right")
+    same_segment = segment[1:] == segment[:-1]
+    assert same_segment.sum() > 1000
+    assert (begins[1:] > ends[:-1])[same_segment].all()
+    # Two spans may stand beside the middle [SEP], one at each side.
     same_block = block[1:] == block[:-1]
-    assert same_block.sum() > 1000
-    assert (begins[1:] > ends[:-1])[same_block].all()
+    beside = same_block & (begins[1:] == ends[:-1])
+    assert beside.any() == pairs
 
 
 @pytest.mark.parametrize("scheme", APART)
@@ -520,6 +563,51 @@ def test_one_try_leaves_budget_unused_and_many_leave_little() -> None:
     assert unused[1] < 0.02 * budget
 
 
+@pytest.mark.parametrize(("most_pieces", "unknown"), [(2, 0.0), (6, UNKNOWN)])
+def test_spans_in_pairs_are_those_of_the_simulation(
+    most_pieces: int, unknown: float
+) -> None:
+    rng, plain = np.random.default_rng(15), random.Random(16)
+    # The second segment is of any length: its spans are cut by both of its ends.
+    lengths = [n for _ in range(5000) for n in (254, int(rng.integers(1, 60)))]
+    texts = [text.random_text(rng, n, most_pieces, unknown) for n in lengths]
+    case = mask_texts(texts, text.PAPER, block_keys(np.arange(5000)), pairs=True)
+    middles = case.words.segments[1::2] - case.words.first[:-1]
+    found = []
+    for (sizes, holders, _), middle in zip(plain_blocks(case), middles, strict=True):
+        spans = simulate(sizes, plain, holders, int(middle))
+        found += [(last - first, first - middle) for first, last in spans]
+    expected_lengths, from_middle = np.array(found).T
+    placed_lengths, starts, _ = placed(case)
+    starts = starts - middles[block_of_span(case)]
+    assert same_distribution(placed_lengths, expected_lengths, 11) > P_VALUE
+    # By the distance from the middle, on both sides of it.
+    bins, expected = (np.clip(x + 20, 0, 40) for x in (starts, from_middle))
+    assert same_distribution(bins, expected, 41) > P_VALUE
+
+
+def test_units_in_pairs_are_those_of_the_simulation() -> None:
+    rng, plain = np.random.default_rng(17), random.Random(18)
+    lengths = [n for _ in range(3000) for n in (100, int(rng.integers(1, 40)))]
+    texts = [text.random_text(rng, n, 3, UNKNOWN) for n in lengths]
+    tags = [text.random_tags(rng, n, 0.1, 8) for n in lengths]
+    recipe = dataclasses.replace(text.PAPER, scheme="entity")
+    case = mask_texts(texts, recipe, block_keys(np.arange(3000)), tags, pairs=True)
+    middles = case.words.segments[1::2] - case.words.first[:-1]
+    found = []
+    for (sizes, holders, tagged), middle in zip(
+        plain_blocks(case), middles, strict=True
+    ):
+        units = simulate_tags(sizes, tagged, plain, holders, middle=int(middle))
+        found += [(last - first, first - middle) for first, last in units]
+    expected_lengths, from_middle = np.array(found).T
+    placed_lengths, starts, _ = placed(case)
+    starts = starts - middles[block_of_span(case)]
+    assert same_distribution(placed_lengths, expected_lengths, 11) > P_VALUE
+    bins, expected = (np.clip(x + 20, 0, 40) for x in (starts, from_middle))
+    assert same_distribution(bins, expected, 41) > P_VALUE
+
+
 # The schemes of words and pieces.
 
 
@@ -542,11 +630,13 @@ def test_word_masks_until_no_word_fits() -> None:
     assert (shortest_free > case.masks.unused).all()
 
 
+@pytest.mark.parametrize("pairs", [False, True])
 @pytest.mark.parametrize("scheme", ["word", "subword"])
-def test_spans_are_the_maximal_runs_of_targets(scheme: str) -> None:
-    case = mixed_case(scheme)
-    target, block = case.masks.target, case.block
-    fresh = (np.diff(target, prepend=-2) > 1) | (np.diff(block, prepend=-1) > 0)
+def test_spans_are_the_maximal_runs_of_targets(scheme: str, pairs: bool) -> None:
+    case = mixed_case(scheme, pairs=pairs)
+    target = case.masks.target
+    segment = np.searchsorted(case.segments, target, side="right")
+    fresh = (np.diff(target, prepend=-2) > 1) | (np.diff(segment, prepend=-1) > 0)
     number = np.cumsum(fresh) - 1
     begins = target[fresh]
     ends = begins + np.bincount(number)
@@ -608,18 +698,23 @@ def test_both_schemes_of_tags_draw_alike() -> None:
     np.testing.assert_array_equal(one.target, other.target)
 
 
+@pytest.mark.parametrize("pairs", [False, True])
 @pytest.mark.parametrize("scheme", ["entity", "noun_phrase"])
-def test_the_budget_is_used_until_no_word_and_no_tag_fits(scheme: str) -> None:
-    case = mixed_case(scheme)
+def test_the_budget_is_used_until_no_word_and_no_tag_fits(
+    scheme: str, pairs: bool
+) -> None:
+    case = mixed_case(scheme, pairs=pairs)
     words, spans = case.words, case.masks.spans
     total = len(words.offsets) - 1
     block_of_word = np.repeat(np.arange(len(case.budget)), np.diff(words.first))
+    count = len(words.segments) - 1
+    segment_of_word = np.repeat(np.arange(count), np.diff(words.segments))
     # The words that a unit may not hold: [UNK]s, units and their neighbours.
     barred = case.unknown.copy()
     for shift in (-1, 0, 1):
         for place in (spans.first, spans.last - 1):
             near = np.clip(place + shift, 0, total - 1)
-            barred[near[block_of_word[near] == block_of_word[place]]] = True
+            barred[near[segment_of_word[near] == segment_of_word[place]]] = True
     for first, last in zip(spans.first, spans.last, strict=True):
         barred[first:last] = True
     before = np.append(0, np.cumsum(barred))

@@ -49,8 +49,18 @@ def feed() -> Feed:
     return text.make_feed(text.random_split(12, [90] * 40, shards=2))
 
 
+@pytest.fixture(scope="module")
+def paired() -> Feed:
+    split = text.random_split(17, [90, 1, 7] * 20, shards=2)
+    return text.make_feed(split, pairs=True)
+
+
 @pytest.mark.parametrize("workers", [1, 4])
-def test_batches_are_those_of_make_batch_in_order(feed: Feed, workers: int) -> None:
+@pytest.mark.parametrize("name", ["feed", "paired"])
+def test_batches_are_those_of_make_batch_in_order(
+    request: pytest.FixtureRequest, name: str, workers: int
+) -> None:
+    feed = request.getfixturevalue(name)
     steps = range(3, 23)
     # So that an epoch ends in mid-batch within these steps.
     assert steps.stop * BATCH > feed.plan.num_rows % BATCH > 0
@@ -141,8 +151,8 @@ def test_a_wrong_id_in_a_later_batch_names_shard_and_document(workers: int) -> N
     feed = text.make_feed(split, packing=False)
     _, rows, _ = order_of(feed)(3)
     block = feed.plan.row_blocks[rows[2]]
-    shard = split.shards[feed.plan.blocks.shard[block]]
-    place = feed.plan.blocks.start[block]
+    shard = split.shards[feed.plan.segments.shard[block]]
+    place = feed.plan.segments.start[block]
     document = np.searchsorted(shard.documents, place, side="right") - 1
     # As if the file had been damaged after its plan was made.
     shard.tokens[place] = text.VOCAB_SIZE

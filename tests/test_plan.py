@@ -1,6 +1,8 @@
 """Packing, the cache of plans, and the order of rows."""
 
 import dataclasses
+import itertools
+import math
 from fractions import Fraction
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import text
 from spanbert_jax.corpus.store import Split
 from spanbert_jax.data import plan as plan_lib
 from spanbert_jax.data.batch import masked_blocks
+from spanbert_jax.data.blocks import target_slots
 from spanbert_jax.data.plan import (
     Plan,
     PlanSettings,
@@ -22,7 +25,7 @@ from spanbert_jax.data.plan import (
 )
 from spanbert_jax.errors import InputError, StorageError
 
-SETTINGS = PlanSettings(block_length=64, ratio=text.RATIO, packing=True)
+SETTINGS = PlanSettings(64, text.RATIO, packing=True, pairs=False)
 
 
 def build(split: Split, **changes: object) -> Plan:
@@ -41,31 +44,34 @@ def rows_of(plan: Plan) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_pack_keeps_both_capacities_and_every_block(seed: int) -> None:
+@pytest.mark.parametrize("most_blocks", [1, 3, 64])
+def test_pack_keeps_all_capacities_and_every_block(seed: int, most_blocks: int) -> None:
     rng = np.random.default_rng(seed)
-    lengths = rng.integers(1, 63, 1000)
-    # Far more targets than masking asks for, so that both capacities bind.
-    targets = rng.integers(1, 17, 1000)
-    rows = pack(lengths, targets, block_length=64, slots=16)
+    sizes = rng.integers(3, 65, 1000)
+    # Far more targets than masking asks for, so that all capacities bind.
+    targets = rng.integers(0, 17, 1000) * (rng.random(1000) < 0.5)
+    rows = pack(sizes, targets, 64, 16, most_blocks)
     assert sorted(np.concatenate(rows).tolist()) == list(range(1000))
     for row in rows:
-        assert (lengths[row] + 2).sum() <= 64
+        assert sizes[row].sum() <= 64
         assert targets[row].sum() <= 16
+        assert len(row) <= most_blocks
+    assert most_blocks == 64 or max(map(len, rows)) == most_blocks
 
 
 def test_pack_fills_a_row_to_the_last_place() -> None:
-    rows = pack(np.array([30, 30, 62, 14, 14, 14, 14]), np.ones(7, int), 64, 16)
+    rows = pack(np.array([32, 32, 64, 16, 16, 16, 16]), np.ones(7, int), 64, 16, 64)
     assert sorted(map(len, rows)) == [1, 2, 4]
 
 
 def test_pack_prefers_the_fullest_row_that_fits() -> None:
-    # 40 and 30 open a row each; 20 fits both and goes where least is left.
-    rows = pack(np.array([40, 30, 20]), np.ones(3, int), 64, 16)
+    # 42 and 32 open a row each; 22 fits both and goes where least is left.
+    rows = pack(np.array([42, 32, 22]), np.ones(3, int), 64, 16, 64)
     assert [sorted(row) for row in rows] == [[0, 2], [1]]
 
 
 def test_pack_of_nothing_has_no_rows() -> None:
-    assert pack(np.zeros(0, int), np.zeros(0, int), 64, 16) == []
+    assert pack(np.zeros(0, int), np.zeros(0, int), 64, 16, 64) == []
 
 
 def test_tiny_blocks_fill_the_slots_before_the_places() -> None:
@@ -80,13 +86,14 @@ def test_tiny_blocks_fill_the_slots_before_the_places() -> None:
 def test_a_plan_holds_every_block_once(packing: bool, shards: int) -> None:
     split = text.random_split(2, [*realistic_lengths(2, 300), 1, 1, 1], shards)
     plan = build(split, packing=packing)
-    blocks = plan.blocks
-    assert sorted(plan.row_blocks.tolist()) == list(range(len(blocks)))
+    assert sorted(plan.row_blocks.tolist()) == list(range(plan.num_blocks))
+    targets = plan.most_targets(text.RATIO)
     for row in rows_of(plan):
-        assert (blocks.length[row] + 2).sum() <= 64
-        assert blocks.most_targets[row].sum() <= 16
+        assert (plan.lengths[row] + 2).sum() <= 64
+        assert targets[row].sum() <= 16
         assert packing or len(row) == 1
-    texts = [text.block_text(split, blocks, block) for block in range(len(blocks))]
+    pieces = range(plan.num_blocks)
+    texts = [text.segment_text(split, plan, piece) for piece in pieces]
     stream = np.concatenate([shard.tokens for shard in split.shards])
     np.testing.assert_array_equal(np.concatenate(texts), stream)
 
@@ -95,7 +102,7 @@ def test_packing_fills_99_percent_of_realistic_text() -> None:
     split = text.random_split(3, realistic_lengths(3, 3000), most_pieces=3)
     packed = build(split, block_length=512)
     padded = build(split, block_length=512, packing=False)
-    full = padded.blocks.length >= 505
+    full = padded.lengths >= 505
     assert 0.3 < full.mean() < 0.7
     assert packed.fill(512) >= 0.99
     assert padded.fill(512) < 0.8
@@ -103,15 +110,23 @@ def test_packing_fills_99_percent_of_realistic_text() -> None:
 
 
 @pytest.mark.parametrize("packing", [True, False])
-def test_a_split_without_shards_has_no_rows(packing: bool) -> None:
-    plan = build(Split("valid", ()), packing=packing)
-    assert plan.num_rows == len(plan.blocks) == 0
+@pytest.mark.parametrize("pairs", [True, False])
+def test_a_split_without_shards_has_no_rows(packing: bool, pairs: bool) -> None:
+    plan = build(Split("valid", ()), packing=packing, pairs=pairs)
+    assert plan.num_rows == plan.num_blocks == 0
+    assert plan.fill(64) == 1
 
 
 def test_fill_is_the_share_of_places_in_use() -> None:
     split = text.random_split(4, [30, 62, 10])
     plan = build(split, packing=False)
     assert plan.fill(64) == pytest.approx((32 + 64 + 12) / (3 * 64))
+
+
+def test_fill_counts_the_second_sep_of_a_pair() -> None:
+    split = text.random_split(4, [30, 60, 10])
+    plan = build(split, packing=False, pairs=True)
+    assert plan.fill(64) == pytest.approx((33 + 63 + 13) / (3 * 64))
 
 
 def test_rows_mix_the_documents() -> None:
@@ -129,7 +144,7 @@ def test_a_subset_has_as_many_blocks_as_asked_for_by_its_seed(packing: bool) -> 
         assert len(np.unique(plan.row_blocks)) == len(plan.row_blocks)
         return np.sort(plan.row_blocks)
 
-    total = len(build(split).blocks)
+    total = build(split).num_blocks
     assert len(subset(50, 1)) == 50
     np.testing.assert_array_equal(subset(50, 1), subset(50, 1))
     assert not np.array_equal(subset(50, 1), subset(50, 2))
@@ -150,7 +165,7 @@ def test_a_block_of_a_subset_masks_as_in_the_whole_split() -> None:
     plan = build(split, subset=40, subset_seed=1)
     few = dataclasses.replace(feed, plan=plan)
     chosen = np.sort(plan.row_blocks)
-    everything = np.arange(len(feed.plan.blocks))
+    everything = np.arange(feed.plan.num_blocks)
     part = masked_blocks(few, chosen, np.zeros_like(chosen))
     whole = masked_blocks(feed, everything, np.zeros_like(everything))
     block = np.searchsorted(whole.offsets, whole.masks.target, side="right") - 1
@@ -169,6 +184,144 @@ def test_an_id_outside_the_vocabulary_stops_the_plan() -> None:
     split.shards[1].tokens[45] = text.VOCAB_SIZE
     with pytest.raises(InputError, match="document 1 of shard train-00001"):
         build(split)
+
+
+# Pairs.
+
+
+def pairs_split(shards: int = 3) -> Split:
+    """Many documents, some of one token, of two and of three among them."""
+    lengths = [*realistic_lengths(11, 60), *[1, 2, 3, 40] * 25, 1]
+    return text.random_split(11, lengths, shards, unknown=0.2)
+
+
+def document_of(split: Split, plan: Plan, piece: int) -> tuple[int, int]:
+    """The shard and the document that a segment begins in."""
+    number, start = int(plan.segments.shard[piece]), int(plan.segments.start[piece])
+    documents = split.shards[number].documents.tolist()
+    return number, max(d for d in range(len(documents) - 1) if documents[d] <= start)
+
+
+@pytest.mark.parametrize("packing", [True, False])
+@pytest.mark.parametrize("length", [7, 64, 128])
+def test_pairs_hold_every_token_of_documents_of_two_and_more(
+    packing: bool, length: int
+) -> None:
+    split = pairs_split()
+    plan = build(split, block_length=length, packing=packing, pairs=True)
+    assert sorted(plan.row_blocks.tolist()) == list(range(plan.num_blocks))
+    pieces = plan.segments_of(np.arange(plan.num_blocks))
+    assert sorted(pieces.tolist()) == list(range(len(plan.segments)))
+    assert len(pieces) == 2 * plan.num_blocks
+    texts = [text.segment_text(split, plan, p) for p in range(len(plan.segments))]
+    assert max(map(len, texts)) <= (length - 3) // 2
+    assert min(map(len, texts)) >= 1
+    documents = [
+        shard.tokens[begin:end]
+        for shard in split.shards
+        for begin, end in itertools.pairwise(shard.documents)
+    ]
+    longer = [one for one in documents if len(one) > 1]
+    np.testing.assert_array_equal(np.concatenate(texts), np.concatenate(longer))
+    left_out = len(documents) - len(longer)
+    assert left_out == 26
+    assert sum(map(len, texts)) + left_out == split.num_tokens
+    for block in range(plan.num_blocks):
+        mine = [len(texts[p]) for p in pieces[2 * block : 2 * block + 2]]
+        assert plan.lengths[block] == sum(mine)
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_half_of_the_seconds_are_next_and_half_of_another_document(shards: int) -> None:
+    split = pairs_split(shards)
+    plan = build(split, pairs=True)
+    random = 0
+    for block, (second, label) in enumerate(
+        zip(plan.seconds.tolist(), plan.labels.tolist(), strict=True)
+    ):
+        own, other = (document_of(split, plan, p) for p in (2 * block, second))
+        end = plan.segments.start[2 * block] + plan.segments.length[2 * block]
+        follows = own == other and plan.segments.start[second] == end
+        assert follows == (label == 0)
+        assert (own != other) == (label == 1)
+        random += label
+    assert random == plan.num_blocks // 2
+    if shards > 1:
+        shard = plan.segments.shard
+        assert (shard[::2] != shard[plan.seconds]).sum() > random // 3
+
+
+def plain_sizes(split: Split, plan: Plan, piece: int) -> list[int]:
+    """The sizes of a segment's words without [UNK]; a cut word is one a token."""
+    shard = split.shards[plan.segments.shard[piece]]
+    begin = int(plan.segments.start[piece])
+    end = begin + int(plan.segments.length[piece])
+    borders = np.flatnonzero(text.STARTS_WORD[shard.tokens])
+    borders = sorted({*borders.tolist(), *shard.documents.tolist()})
+    sizes = []
+    for first, last in itertools.pairwise(borders):
+        inside = range(max(first, begin), min(last, end))
+        known = [shard.tokens[place] != text.SPECIAL.unk for place in inside]
+        if len(inside) == last - first:
+            sizes += [len(inside)] * all(known)
+        else:
+            sizes += [1] * sum(known)
+    return sizes
+
+
+@pytest.mark.parametrize("pairs", [True, False])
+def test_the_most_targets_are_the_budget_or_the_shortest_word(pairs: bool) -> None:
+    rng = np.random.default_rng(12)
+    lengths = [*rng.integers(1, 4, 60), *rng.integers(4, 150, 10)]
+    split = text.random_split(12, lengths, shards=2, most_pieces=9, unknown=0.2)
+    plan = build(split, pairs=pairs)
+    pieces = plan.segments_of(np.arange(plan.num_blocks)).reshape(plan.num_blocks, -1)
+    expected = []
+    for mine, length in zip(pieces.tolist(), plan.lengths.tolist(), strict=True):
+        sizes = [size for piece in mine for size in plain_sizes(split, plan, piece)]
+        budget = math.ceil(text.RATIO * length)
+        expected.append(max(budget, min(sizes)) if sizes else 0)
+    most = plan.most_targets(text.RATIO).tolist()
+    assert most == expected
+    assert 0 in most
+    budgets = [math.ceil(text.RATIO * length) for length in plan.lengths.tolist()]
+    assert any(one > budget for one, budget in zip(most, budgets, strict=True))
+
+
+@pytest.mark.parametrize("length", [7, 24, 64])
+def test_rows_of_pairs_keep_three_capacities(length: int) -> None:
+    split = pairs_split()
+    settings = dataclasses.replace(SETTINGS, block_length=length, pairs=True)
+    plan = build(split, block_length=length, pairs=True)
+    targets = plan.most_targets(text.RATIO)
+    most = max(1, length // 16)
+    assert settings.pair_slots == most
+    rows = rows_of(plan)
+    for row in rows:
+        assert (plan.lengths[row] + 3).sum() <= length
+        assert targets[row].sum() <= target_slots(length, text.RATIO)
+        assert len(row) <= most
+
+
+def test_tiny_pairs_fill_the_pair_slots_before_all_else() -> None:
+    split = text.random_split(14, [2] * 100)
+    plan = build(split, pairs=True)
+    assert [len(row) for row in rows_of(plan)] == [4] * 25
+
+
+def test_pair_slots_are_one_without_packing_and_none_without_pairs() -> None:
+    padded = dataclasses.replace(SETTINGS, packing=False, pairs=True)
+    assert padded.pair_slots == 1
+    assert SETTINGS.pair_slots == 0
+
+
+def test_packing_fills_rows_with_pairs() -> None:
+    split = text.random_split(3, realistic_lengths(3, 3000), most_pieces=3)
+    packed = build(split, block_length=512, pairs=True)
+    padded = build(split, block_length=512, pairs=True, packing=False)
+    # Segments end with their lines: many are not full, but few leave room for another.
+    assert packed.fill(512) > padded.fill(512) + 0.15
+    assert packed.num_rows < 0.85 * padded.num_rows
 
 
 # The cache.
@@ -191,16 +344,21 @@ def split() -> Split:
     return text.random_split(10, realistic_lengths(10, 50))
 
 
-def test_a_loaded_plan_equals_a_built_one(split: Split, tmp_path: Path) -> None:
-    loaded, built = load(split, tmp_path / "new" / "cache"), build(split)
-    for name in ("row_offsets", "row_blocks"):
+@pytest.mark.parametrize("pairs", [True, False])
+def test_a_loaded_plan_equals_a_built_one(
+    split: Split, tmp_path: Path, pairs: bool
+) -> None:
+    loaded = load(split, tmp_path / "new" / "cache", pairs=pairs)
+    built = build(split, pairs=pairs)
+    assert built.is_paired == loaded.is_paired == pairs
+    for name in ("row_offsets", "row_blocks", "seconds", "labels"):
         one, other = getattr(loaded, name), getattr(built, name)
         assert isinstance(one, np.memmap)
-        assert one.dtype == other.dtype == np.int64
+        assert one.dtype == other.dtype
         np.testing.assert_array_equal(one, other)
-    for field in dataclasses.fields(built.blocks):
-        one = getattr(loaded.blocks, field.name)
-        other = getattr(built.blocks, field.name)
+    for field in dataclasses.fields(built.segments):
+        one = getattr(loaded.segments, field.name)
+        other = getattr(built.segments, field.name)
         assert one.dtype == other.dtype
         np.testing.assert_array_equal(one, other)
 
@@ -222,6 +380,7 @@ def test_the_second_load_reads_what_the_first_wrote(
         {"block_length": 32},
         {"ratio": Fraction(1, 5)},
         {"packing": False},
+        {"pairs": True},
         {"fingerprint": "two"},
         {"subset": 20},
     ],

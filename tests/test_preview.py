@@ -127,7 +127,7 @@ def test_masks_are_those_of_the_training_batches(output, toy_corpus, feed):
     tokens = toy_corpus.split("train").num_tokens
     share = f"share masked       {due.sum() / tokens:.2%} of {tokens:,} tokens; 15.00%"
     assert share in output
-    average = due.sum() / len(feed.plan.blocks)
+    average = due.sum() / feed.plan.num_blocks
     assert f"targets per block  {average:.2f} on average, 1 to 5\n" in output
     put = np.take_along_axis(batch["token_ids"], batch["target_positions"], axis=1)
     masked = (put == toy_corpus.tokenizer.mask_id)[due].mean()
@@ -186,6 +186,94 @@ def test_spans_restore_the_text_between_their_boundaries(output, toy_corpus):
         assert count == int(targets)
 
 
+@pytest.fixture(scope="module")
+def pairs(start, tmp_path_factory):
+    """A corpus with two documents of one token, and the preview of its pairs."""
+    text = ".\n\n" + toy.make_text() + "\n,\n"
+    corpus = toy.build_corpus(tmp_path_factory.mktemp("pairs") / "corpus", text)
+    process = start(
+        f"--corpus={corpus.directory}",
+        f"--block_length={LENGTH}",
+        "--pairs",
+        "--seed=3",
+        "--epoch=2",
+        "--blocks=40",
+    )
+    out, err = process.communicate()
+    assert (process.returncode, err) == (0, "")
+    return corpus, out
+
+
+def test_pairs_are_counted_with_what_is_left_out(pairs, tmp_path):
+    corpus, output = pairs
+    config = toy.make_config(tmp_path)
+    config.data.pairs = True
+    packed = settings.feed(config, corpus, "train")
+    plan = packed.plan
+    assert f"\n{plan.num_blocks} blocks at block length 32: two segments" in output
+    single = [one for one in documents(corpus, "train") if len(one) == 1]
+    assert 0 < len(single) <= 2
+    assert f"documents of a single token, left out: {len(single)}\n" in output
+    tokens = corpus.split("train").num_tokens - len(single)
+    assert f" of {tokens:,} tokens; 15.00% asked for" in output
+    share = (plan.num_blocks // 2) / plan.num_blocks
+    assert f"{share:.1%} of the second segments are of another document" in output
+    places = tokens + 3 * plan.num_blocks
+    for name, rows in (("without", plan.num_blocks), ("with", plan.num_rows)):
+        fill = places / (rows * LENGTH)
+        assert f" {name} packing {rows:>12,} rows, {fill:.1%} filled\n" in output
+
+
+def test_pairs_are_shown_with_both_seps_and_where_they_are_from(pairs):
+    corpus, output = pairs
+    shards = {one.name: one for one in corpus.split("train").shards}
+    blocks, kinds = output.split("\nblock ")[1:], []
+    assert len(blocks) == 40
+    for block in blocks:
+        head, *lines = block.strip("\n").split("\n")
+        kind, length, targets = re.match(
+            r"[\d,]+, (next|random): (\d+) tokens?, (\d+) targets?", head
+        ).groups()
+        kinds.append(kind)
+        rule = next(i for i, line in enumerate(lines) if line.startswith("  span"))
+        text = " ".join(line.strip() for line in lines[2:rule])
+        plain = re.sub(r"\{\d+:|\}", "", text)
+        assert plain.startswith("[CLS] ")
+        assert plain.endswith(" [SEP]")
+        inner = plain.removeprefix("[CLS] ").removesuffix(" [SEP]").split(" [SEP] ")
+        assert len(inner) == 2
+        places, tokens = [], ["[CLS]"]
+        for name, line, words in zip("AB", lines, inner, strict=False):
+            shard, document, first = re.fullmatch(
+                rf"  {name} from (\S+) document (\d+) from token (\d+)", line
+            ).groups()
+            begin = shards[shard].documents[int(document)] + int(first)
+            found, spelt = [], ""
+            while spelt.replace(" ##", "").removeprefix("##") != words:
+                token = shards[shard].tokens[begin + len(found)]
+                found.append(corpus.tokenizer.tokens[token])
+                spelt = " ".join(found)
+            places.append((shard, document, begin, begin + len(found)))
+            tokens += [*found, "[SEP]"]
+        follows = places[0][1] == places[1][1] and places[0][3] == places[1][2]
+        assert follows == (kind == "next")
+        assert int(length) == len(tokens) - 3
+        listed = re.findall(
+            r"^ +\d+ +(\d+)  \S+ +(\S+) \|  (.*?)  \| (\S+)$",
+            "\n".join(lines[rule + 1 :]),
+            re.M,
+        )
+        count = 0
+        for at, left, cells, right in listed:
+            place = int(at)
+            inside = [cell.split(" ")[1] for cell in cells.split("  ")]
+            assert inside == tokens[place : place + len(inside)]
+            assert (left, right) == (tokens[place - 1], tokens[place + len(inside)])
+            count += len(inside)
+        assert count == int(targets)
+    assert set(kinds) == {"next", "random"}
+
+
 def test_words_with_the_unknown_token_are_counted(output, toy_corpus):
     tokens = np.concatenate(documents(toy_corpus, "train"))
     # Each is a word for itself: a word that cannot be spelt is one unknown token.
@@ -216,7 +304,7 @@ def with_tags(feed: Feed, name: str) -> Feed:
 @pytest.mark.parametrize("name", ["entities", "noun_phrases"])
 def test_tags_are_counted_and_their_share_of_the_spans(feed, name):
     feed = with_tags(feed, name)
-    blocks = feed.plan.blocks
+    blocks = feed.plan.segments
     where = blocks.shard, blocks.start, blocks.length
     ends = {(s, a + n) for s, a, n in zip(*where, strict=True)}
     whole = long = words = 0
@@ -250,8 +338,8 @@ def test_a_block_without_a_target_is_described(feed, toy_corpus):
     )
     plan = dataclasses.replace(
         feed.plan,
-        blocks=dataclasses.replace(
-            feed.plan.blocks,
+        segments=dataclasses.replace(
+            feed.plan.segments,
             shard=np.zeros(1, np.int32),
             start=np.zeros(1, np.int64),
             length=np.array([7], np.int32),
@@ -314,6 +402,10 @@ def test_a_terminal_gets_colours(start, toy_corpus):
 def test_faults_are_one_sentence_and_exit_code_2(start, toy_corpus):
     directory = toy_corpus.directory
     faults = [
+        (
+            ("--corpus=nowhere", "--block_length=6", "--pairs"),
+            "error: --block_length is 6; pairs need at least 7\n",
+        ),
         (
             ("--corpus=nowhere", "--mask_ratio=1.5"),
             "error: --mask_ratio is 1.5; it must be above 0 and below 1\n",

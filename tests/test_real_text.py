@@ -49,7 +49,7 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
     config.data.cache = str(directory / "cache")
     config.data.block_length = 100
     feed = settings.feed(config, corpus, "train")
-    total = len(feed.plan.blocks)
+    total = feed.plan.num_blocks
     chosen = counter.permute(np.arange(_BLOCKS), total, counter.root_key(0))
     masked = masked_blocks(feed, chosen, np.zeros_like(chosen))
     return Sample(feed, np.diff(masked.offsets), masked.masks, masked.words)

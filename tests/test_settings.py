@@ -196,6 +196,10 @@ def test_a_wrong_value_is_named_with_its_setting(
             ("data.pairs", "model.type_vocab_size is 1", "2"),
         ),
         (
+            {"data.pairs": True, "data.block_length": 6},
+            ("data.block_length is 6", "pairs need at least 7"),
+        ),
+        (
             {"data.mask_share": 0.75, "data.random_share": 0.5},
             ("data.mask_share", "data.random_share", "1.25"),
         ),
@@ -218,6 +222,7 @@ def test_settings_at_odds_are_both_named(
         {"optimizer.warmup_steps": 0},
         {"train.steps": 1, "optimizer.warmup_steps": 1},
         {"data.block_length": 32, "model.max_positions": 32},
+        {"data.pairs": True, "data.block_length": 7},
         {"data.mask_share": 1.0, "data.random_share": 0.0},
         {"sbo.weight": 0.0},
         {"nsp.weight": 0.0, "data.pairs": True},
@@ -366,6 +371,42 @@ def test_one_line_of_config_makes_the_replacement_that_of_the_scheme(
     for replacement in ("span", "word", "token"):
         config.data.replacement = replacement
         assert settings.masking(config).replacement == replacement
+
+
+@pytest.mark.parametrize("packing", [True, False])
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_pairs_are_fed_when_asked_for(
+    config: ConfigDict, toy_corpus: Corpus, toy_cache: Path, packing: bool, split: str
+) -> None:
+    config.data.cache = str(toy_cache)
+    config.data.packing = packing
+    assert not settings.feed(config, toy_corpus, split).plan.is_paired
+    assert settings.feed(config, toy_corpus, split).pair_slots == 0
+    config.data.pairs = True
+    feed = settings.feed(config, toy_corpus, split)
+    assert feed.plan.is_paired
+    assert feed.pair_slots == (config.data.block_length // 16 if packing else 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("one document of words\n", 1), ("one of words\n\na\n\nb\n", 1), ("a\n\nb\n", 0)],
+)
+def test_pairs_without_documents_to_draw_from_are_an_error(
+    config: ConfigDict, tmp_path: Path, text: str, count: int
+) -> None:
+    corpus = toy.build_corpus(tmp_path / "corpus", text)
+    config.data.cache = str(tmp_path)
+    settings.feed(config, corpus, "train")
+    config.data.pairs = True
+    with pytest.raises(InputError) as caught:
+        settings.feed(config, corpus, "train")
+    assert str(caught.value) == (
+        "data.pairs needs documents to draw from: the training split of"
+        f" data.corpus={corpus.directory} has {count} of two tokens or more"
+    )
+    # Held out there may be one, or none at all.
+    assert settings.feed(config, corpus, "valid").plan.num_rows <= 1
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from spanbert_jax.corpus.store import Shard, Split
 from spanbert_jax.corpus.tokenizers import STARTS
 from spanbert_jax.data.batch import Feed, SpecialIds
 from spanbert_jax.data.masking import Masking, RandomTokens
-from spanbert_jax.data.plan import PlanSettings, build_plan
+from spanbert_jax.data.plan import Plan, PlanSettings, build_plan
 
 # Ids 0-4 are special, 5-9 unused; then words' first pieces, then the later pieces.
 SPECIAL = SpecialIds(pad=0, unk=4, cls=1, sep=2, mask=3)
@@ -71,10 +71,16 @@ def make_shard(
     documents: Sequence[np.ndarray],
     name: str = "train-00000",
     tags: Mapping[str, np.ndarray] | None = None,
+    line_share: float = 0.0,
 ) -> Shard:
-    """A shard of documents of one line each."""
-    offsets = np.cumsum([0, *map(len, documents)])
-    return Shard(name, np.concatenate(documents), offsets, offsets, tags or {})
+    """A shard of documents of one line each, or with more lines.
+
+    `line_share`: the share of words that begin a line in mid-document.
+    """
+    tokens, offsets = np.concatenate(documents), np.cumsum([0, *map(len, documents)])
+    words = np.flatnonzero(STARTS_WORD[np.minimum(tokens, VOCAB_SIZE - 1)])
+    chosen = np.random.default_rng(len(tokens)).random(len(words)) < line_share
+    return Shard(name, tokens, offsets, np.union1d(offsets, words[chosen]), tags or {})
 
 
 def random_split(
@@ -95,7 +101,7 @@ def random_split(
         mine = documents[number::shards]
         total = sum(map(len, mine))
         tags = {name: random_tags(rng, total) for name in ("entities", "noun_phrases")}
-        parts.append(make_shard(mine, f"train-{number:05d}", tags))
+        parts.append(make_shard(mine, f"train-{number:05d}", tags, 0.1))
     return Split("train", tuple(parts))
 
 
@@ -103,32 +109,42 @@ def make_feed(
     split: Split,
     block_length: int = 64,
     packing: bool = True,
+    pairs: bool = False,
     masking: Masking = PAPER,
     sbo_positions: int = 20,
     sbo_edges: bool = True,
+    word_edges: np.ndarray = WORD_EDGES,
 ) -> Feed:
     """A feed with a plan of the whole split."""
-    settings = PlanSettings(block_length, masking.ratio, packing)
-    plan = build_plan(split, WORD_EDGES, SPECIAL.unk, settings)
+    settings = PlanSettings(block_length, masking.ratio, packing, pairs)
+    plan = build_plan(split, word_edges, SPECIAL.unk, settings)
     return Feed(
         split=split,
         plan=plan,
         masking=masking,
         special=SPECIAL,
-        word_edges=WORD_EDGES,
+        word_edges=word_edges,
         random_tokens=RANDOM_TOKENS,
         block_length=block_length,
+        pair_slots=settings.pair_slots,
         seed=5,
         sbo_positions=sbo_positions,
         sbo_edges=sbo_edges,
     )
 
 
-def block_text(split: Split, blocks: object, block: int) -> np.ndarray:
-    """The true tokens of one block of a plan."""
-    start = blocks.start[block]
-    shard = split.shards[blocks.shard[block]]
-    return np.asarray(shard.tokens[start : start + blocks.length[block]])
+def segment_text(split: Split, plan: Plan, piece: int) -> np.ndarray:
+    """The true tokens of one segment of a plan."""
+    segments = plan.segments
+    start = segments.start[piece]
+    shard = split.shards[segments.shard[piece]]
+    return np.asarray(shard.tokens[start : start + segments.length[piece]])
+
+
+def block_texts(split: Split, plan: Plan, block: int) -> list[np.ndarray]:
+    """The true tokens of one block of a plan, segment by segment."""
+    pieces = [2 * block, plan.seconds[block]] if len(plan.seconds) else [block]
+    return [segment_text(split, plan, piece) for piece in pieces]
 
 
 def save_shard(shard: Shard, directory: Path) -> Shard:

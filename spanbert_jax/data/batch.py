@@ -1,6 +1,6 @@
 """The batch: what one step of the model sees.
 
-R rows of L places, M target slots a row. Empty slots hold 0 everywhere.
+R rows of L places, M target slots a row, K pair slots. Empty slots hold 0 everywhere.
 
 key              dtype, shape    meaning
 token_ids        int32 [R, L]    corrupted ids
@@ -15,6 +15,15 @@ left_positions   int32 [R, M]    the place before the target's span
 right_positions  int32 [R, M]    the place after it
 span_offsets     int32 [R, M]    the target's number in its span, from 1
 sbo_weights      float32 [R, M]  1 where the span boundary objective counts, else 0
+
+In pair runs only:
+
+nsp_positions    int32 [R, K]    the [CLS] of each block of the row
+nsp_labels       int32 [R, K]    0 if its second segment follows its first, 1 if not
+nsp_weights      float32 [R, K]  1, or 0 for an empty slot
+
+There a block is [CLS] A [SEP] B [SEP]. Its first [SEP] belongs to A: it has type 0, may
+be the place beside a span, and is never a target; no span crosses it.
 """
 
 import dataclasses
@@ -44,6 +53,8 @@ _SLOT_KEYS = (
     "span_offsets",
 )
 _WEIGHT_KEYS = ("target_weights", "sbo_weights")
+_PAIR_KEYS = ("nsp_positions", "nsp_labels")
+_PAIR_WEIGHT_KEYS = ("nsp_weights",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +66,23 @@ class SpecialIds:
     cls: int
     sep: int
     mask: int
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchShape:
+    """The sizes of a batch.
+
+    Attributes:
+        rows: R.
+        block_length: L.
+        target_slots: M.
+        pair_slots: K, 0 in single runs.
+    """
+
+    rows: int
+    block_length: int
+    target_slots: int
+    pair_slots: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +98,7 @@ class Feed:
             `blocks.word_starts`.
         random_tokens: what random replacements are drawn from.
         block_length: L.
+        pair_slots: K, 0 in single runs; see `PlanSettings.pair_slots`.
         seed: of the masks.
         sbo_positions: rows of the SBO position table; tokens further into their span
             get no SBO.
@@ -83,6 +112,7 @@ class Feed:
     word_edges: np.ndarray
     random_tokens: RandomTokens
     block_length: int
+    pair_slots: int
     seed: int
     sbo_positions: int
     sbo_edges: bool
@@ -92,6 +122,10 @@ class Feed:
         """M."""
         return target_slots(self.block_length, self.masking.ratio)
 
+    def shape(self, rows: int) -> BatchShape:
+        """The sizes of a batch of some rows."""
+        return BatchShape(rows, self.block_length, self.target_slots, self.pair_slots)
+
 
 @dataclasses.dataclass(frozen=True)
 class MaskedBlocks:
@@ -100,27 +134,35 @@ class MaskedBlocks:
     Attributes:
         tokens: int32 [T], the text of the blocks, one after the other.
         offsets: int64 [B + 1], where each block begins in `tokens`.
+        segments: int64 [G + 1], the same of each segment: of one or of two a block.
         words: their words; with tags if the scheme masks some.
         masks: the targets.
     """
 
     tokens: np.ndarray
     offsets: np.ndarray
+    segments: np.ndarray
     words: Words
     masks: Masks
 
 
-def batch_spec(rows: int, block_length: int, slots: int) -> dict[str, tuple]:
-    """Shape and dtype of each array of a batch of `rows` rows."""
-    spec = dict.fromkeys(_TOKEN_KEYS, ((rows, block_length), np.int32))
-    spec |= dict.fromkeys(_SLOT_KEYS, ((rows, slots), np.int32))
-    return spec | dict.fromkeys(_WEIGHT_KEYS, ((rows, slots), np.float32))
+def batch_spec(shape: BatchShape) -> dict[str, tuple]:
+    """Shape and dtype of each array of a batch of these sizes."""
+    places = shape.rows, shape.block_length
+    slots, pairs = (shape.rows, shape.target_slots), (shape.rows, shape.pair_slots)
+    spec = dict.fromkeys(_TOKEN_KEYS, (places, np.int32))
+    spec |= dict.fromkeys(_SLOT_KEYS, (slots, np.int32))
+    spec |= dict.fromkeys(_WEIGHT_KEYS, (slots, np.float32))
+    if shape.pair_slots:
+        spec |= dict.fromkeys(_PAIR_KEYS, (pairs, np.int32))
+        spec |= dict.fromkeys(_PAIR_WEIGHT_KEYS, (pairs, np.float32))
+    return spec
 
 
-def empty_batch(rows: int, block_length: int, slots: int) -> Batch:
+def empty_batch(shape: BatchShape) -> Batch:
     """A batch of weight 0: padding only."""
-    spec = batch_spec(rows, block_length, slots)
-    return {key: np.zeros(shape, dtype) for key, (shape, dtype) in spec.items()}
+    spec = batch_spec(shape)
+    return {key: np.zeros(size, dtype) for key, (size, dtype) in spec.items()}
 
 
 def masked_blocks(feed: Feed, chosen: np.ndarray, epochs: np.ndarray) -> MaskedBlocks:
@@ -137,20 +179,25 @@ def masked_blocks(feed: Feed, chosen: np.ndarray, epochs: np.ndarray) -> MaskedB
     Raises:
         InputError: a token id is outside the vocabulary; names shard and document.
     """
-    blocks = feed.plan.blocks
-    tokens = _read_tokens(feed, chosen)
-    offsets = np.concatenate([[0], np.cumsum(blocks.length[chosen], dtype=np.int64)])
+    plan = feed.plan
+    pieces = plan.segments_of(chosen)
+    tokens = _read_tokens(feed, pieces)
+    lengths = plan.segments.length[pieces]
+    segments = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     words = find_words(
         tokens,
-        offsets,
-        blocks.continued(chosen),
-        blocks.continues[chosen],
+        segments,
+        plan.segments.continued(pieces),
+        plan.segments.continues[pieces],
         feed.word_edges,
         feed.special.unk,
         feed.target_slots,
     )
+    offsets = segments
+    if plan.is_paired:
+        words, offsets = words.in_pairs(), segments[::2]
     if name := SCHEMES[feed.masking.scheme].tags:
-        words = tag_words(words, _read_tags(feed, chosen, offsets, name))
+        words = tag_words(words, _read_tags(feed, pieces, segments, name))
     key = counter.fold(counter.root_key(feed.seed), counter.MASKS)
     keys = counter.fold(counter.fold(key, epochs), chosen)
     masks = mask(
@@ -162,18 +209,20 @@ def masked_blocks(feed: Feed, chosen: np.ndarray, epochs: np.ndarray) -> MaskedB
         feed.special.mask,
         feed.random_tokens,
     )
-    return MaskedBlocks(tokens, offsets, words, masks)
+    return MaskedBlocks(tokens, offsets, segments, words, masks)
 
 
-def _read_tokens(feed: Feed, chosen: np.ndarray) -> np.ndarray:
-    blocks, shards = feed.plan.blocks, feed.split.shards
+def _read_tokens(feed: Feed, pieces: np.ndarray) -> np.ndarray:
+    """The tokens of some segments, one after the other: int32."""
+    segments, shards = feed.plan.segments, feed.split.shards
     where = [
-        array[chosen].tolist() for array in (blocks.shard, blocks.start, blocks.length)
+        array[pieces].tolist()
+        for array in (segments.shard, segments.start, segments.length)
     ]
-    pieces = []
+    texts = []
     for shard, start, length in zip(*where, strict=True):
-        pieces.append(shards[shard].tokens[start : start + length])
-    tokens = np.concatenate(pieces)
+        texts.append(shards[shard].tokens[start : start + length])
+    tokens = np.concatenate(texts)
     # Before the cast, which would make negative ids of the largest.
     if tokens.max() >= len(feed.word_edges):
         for shard, start, length in zip(*where, strict=True):
@@ -182,28 +231,28 @@ def _read_tokens(feed: Feed, chosen: np.ndarray) -> np.ndarray:
 
 
 def _read_tags(
-    feed: Feed, chosen: np.ndarray, offsets: np.ndarray, name: str
+    feed: Feed, pieces: np.ndarray, offsets: np.ndarray, name: str
 ) -> np.ndarray:
-    """The tags that lie wholly inside some blocks, as places in their joint tokens.
+    """The tags that lie wholly inside some segments, as places in their joint tokens.
 
     Returns:
-        int64 [K, 2], begin and end, in the order of the blocks.
+        int64 [K, 2], begin and end, in the order of the segments.
     """
-    shard = feed.plan.blocks.shard[chosen]
-    start = feed.plan.blocks.start[chosen]
+    shard = feed.plan.segments.shard[pieces]
+    start = feed.plan.segments.start[pieces]
     stop = start + np.diff(offsets)
     found = [np.zeros((0, 2), np.int64)]
     owners = [np.zeros(0, np.int64)]
     for number in np.unique(shard):
         tags = feed.split.shards[number].tags[name]
-        block = np.flatnonzero(shard == number)
-        low = np.searchsorted(tags[:, 0], start[block])
-        high = np.searchsorted(tags[:, 1], stop[block], side="right")
-        # A block inside a tag has the tag's end before its begin.
+        mine = np.flatnonzero(shard == number)
+        low = np.searchsorted(tags[:, 0], start[mine])
+        high = np.searchsorted(tags[:, 1], stop[mine], side="right")
+        # A segment inside a tag has the tag's end before its begin.
         counts = np.maximum(high - low, 0)
         before = np.cumsum(counts) - counts
         places = np.arange(counts.sum()) + np.repeat(low - before, counts)
-        owner = np.repeat(block, counts)
+        owner = np.repeat(mine, counts)
         found.append(tags[places] + (offsets[:-1] - start)[owner, None])
         owners.append(owner)
     order = np.argsort(np.concatenate(owners), kind="stable")
@@ -224,7 +273,7 @@ def make_batch(feed: Feed, rows: np.ndarray, epochs: np.ndarray) -> Batch:
     Raises:
         InputError: a token id is outside the vocabulary; names shard and document.
     """
-    batch = empty_batch(len(rows), feed.block_length, feed.target_slots)
+    batch = empty_batch(feed.shape(len(rows)))
     batch["token_ids"][:] = feed.special.pad
     held = [
         feed.plan.row_blocks[slice(*feed.plan.row_offsets[row : row + 2])]
@@ -238,32 +287,49 @@ def make_batch(feed: Feed, rows: np.ndarray, epochs: np.ndarray) -> Batch:
     counts = np.array([len(blocks) for blocks in held])
     row = np.repeat(np.arange(len(rows)), counts)
     masked = masked_blocks(feed, chosen, epochs[row])
-    places = _place_blocks(batch, feed, masked, row, counts)
+    places = _place_blocks(batch, feed, masked, chosen, row, counts)
     _place_targets(batch, feed, masked, places)
     return batch
 
 
 def _place_blocks(
-    batch: Batch, feed: Feed, masked: MaskedBlocks, row: np.ndarray, counts: np.ndarray
+    batch: Batch,
+    feed: Feed,
+    masked: MaskedBlocks,
+    chosen: np.ndarray,
+    row: np.ndarray,
+    counts: np.ndarray,
 ) -> np.ndarray:
     """Writes the blocks into their rows; returns each text token's flat place."""
-    offsets = masked.offsets
-    sizes = np.diff(offsets) + 2
+    offsets, segments = masked.offsets, masked.segments
+    per_block = feed.plan.num_specials - 1
+    sizes = np.diff(offsets) + 1 + per_block
     before = np.cumsum(sizes) - sizes
     first_of_row = np.repeat(np.cumsum(counts) - counts, counts)
     begin = row * feed.block_length + before - before[first_of_row]
     inside = np.arange(sizes.sum()) - np.repeat(before, sizes)
     place = np.repeat(begin, sizes) + inside
-    number = np.arange(len(row)) - first_of_row + 1
-    batch["segment_ids"].reshape(-1)[place] = np.repeat(number, sizes)
+    number = np.arange(len(row)) - first_of_row
+    batch["segment_ids"].reshape(-1)[place] = np.repeat(number + 1, sizes)
     batch["position_ids"].reshape(-1)[place] = inside
 
-    text = np.arange(offsets[-1]) + np.repeat(begin + 1 - offsets[:-1], sizes - 2)
+    # Before a segment stand [CLS] and the [SEP] of the one before it, if it has one.
+    block, second = np.divmod(np.arange(len(segments) - 1), per_block)
+    shift = (begin - offsets[:-1])[block] + 1 + second
+    text = np.arange(offsets[-1]) + np.repeat(shift, np.diff(segments))
+    sep = text[segments[1:] - 1] + 1
     token_ids = batch["token_ids"].reshape(-1)
     token_ids[begin] = feed.special.cls
-    token_ids[begin + sizes - 1] = feed.special.sep
+    token_ids[sep] = feed.special.sep
     token_ids[text] = masked.tokens
     token_ids[text[masked.masks.target]] = masked.masks.replacement
+    if feed.plan.is_paired:
+        type_ids = batch["type_ids"].reshape(-1)
+        type_ids[text] = np.repeat(second, np.diff(segments))
+        type_ids[sep] = second
+        batch["nsp_positions"][row, number] = begin % feed.block_length
+        batch["nsp_labels"][row, number] = feed.plan.labels[chosen]
+        batch["nsp_weights"][row, number] = 1
     return text
 
 
@@ -285,6 +351,6 @@ def _place_targets(
     batch["span_offsets"][slot] = span_offset
     counts = span_offset <= feed.sbo_positions
     if not feed.sbo_edges:
-        counts &= ~np.isin(masks.span_begin, masked.offsets)
-        counts &= ~np.isin(masks.span_end, masked.offsets)
+        counts &= ~np.isin(masks.span_begin, masked.segments)
+        counts &= ~np.isin(masks.span_end, masked.segments)
     batch["sbo_weights"][slot] = counts

@@ -1,8 +1,11 @@
-"""Blocks: the contiguous pieces of documents that one sequence holds."""
+"""Segments: the contiguous pieces of documents that blocks are made of.
+
+A block, which is what one [CLS] leads, is a segment; in pair runs it is two.
+"""
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -14,34 +17,44 @@ from spanbert_jax.errors import InputError
 # The size of a word that is not to be masked: no budget has room for it.
 _NEVER = np.iinfo(np.int64).max
 
+# Cuts one document: where its words and its lines begin, both int64 and ascending from
+# 0, and its tokens, to its segments' ends, ascending. No ends: it is left out.
+Cut = Callable[[np.ndarray, np.ndarray, int], list[int]]
+
 
 @dataclasses.dataclass(frozen=True)
-class Blocks:
-    """Where the N blocks of a split lie. A block never crosses a document's end.
+class Segments:
+    """Where the G segments of a split lie, in the order of the text.
+
+    A segment never crosses a document's end.
 
     Attributes:
-        shard: int32 [N], which shard of the split.
-        start: int64 [N], the block's first token in the shard.
-        length: int32 [N], tokens without [CLS] and [SEP].
-        continues: bool [N], whether the block ends inside a word that is longer than
-            a block; never the last block of a shard.
-        most_targets: int32 [N], the most targets that masking can choose in it.
+        shard: int32 [G], which shard of the split.
+        start: int64 [G], the segment's first token in the shard.
+        length: int32 [G], tokens.
+        continues: bool [G], whether the segment ends inside a word that is longer than
+            a segment; never the last one of a document.
+        shortest_word: int32 [G], tokens of its shortest word without [UNK], 0 if it has
+            none.
     """
 
     shard: np.ndarray
     start: np.ndarray
     length: np.ndarray
     continues: np.ndarray
-    most_targets: np.ndarray
+    shortest_word: np.ndarray
 
     def __len__(self) -> int:
-        """N."""
+        """G."""
         return len(self.start)
 
     def continued(self, chosen: np.ndarray) -> np.ndarray:
-        """Whether each of some blocks begins inside a word: bool, like `chosen`."""
-        # Block 0 asks the last one of all, which ends with its document.
+        """Whether each of some segments begins inside a word: bool, like `chosen`."""
+        # Segment 0 asks the last one of all, which ends with its document.
         return self.continues[chosen - 1]
+
+
+_FIELDS = [field.name for field in dataclasses.fields(Segments)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +65,7 @@ class Words:
         offsets: int64 [W + 1], the token at which each word begins; the last entry is
             the number of tokens.
         first: int64 [B + 1], the first word of each block; the last entry is W.
+        segments: int64 [G + 1], the same of each segment: of one or of two a block.
         unknown: int64 [U], the words that hold [UNK], ascending: never to be predicted.
         tags: int64 [K, 2], runs of words that carry a tag, as first and one past the
             last word, ascending. They may overlap where a word carries two.
@@ -59,8 +73,19 @@ class Words:
 
     offsets: np.ndarray
     first: np.ndarray
+    segments: np.ndarray
     unknown: np.ndarray
     tags: np.ndarray
+
+    def segment_of(self, word: np.ndarray, block: np.ndarray) -> np.ndarray:
+        """The segment of each of some words, of which the block is known: int64."""
+        if len(self.segments) == len(self.first):
+            return block
+        return 2 * block + (word >= self.segments[2 * block + 1])
+
+    def in_pairs(self) -> "Words":
+        """The words of segments that are blocks, as those of blocks of two each."""
+        return dataclasses.replace(self, first=self.segments[::2])
 
 
 def target_budget(lengths: np.ndarray, ratio: Fraction) -> np.ndarray:
@@ -113,32 +138,32 @@ def find_words(
     unk_id: int,
     slots: int,
 ) -> Words:
-    """Finds the words of blocks.
+    """Finds the words of segments.
 
     The pieces of a word count as words themselves where the word was cut between two
-    blocks. So do those of all words without [UNK] in a block that has none of at most
-    `slots` pieces: there is no room to predict such a word whole.
+    segments. So do those of all words without [UNK] in a segment that has none of at
+    most `slots` pieces: there is no room to predict such a word whole.
 
     Args:
-        tokens: integer [T], the blocks' tokens, one block after the other.
-        offsets: int64 [B + 1], where each block begins in `tokens`; none is empty.
-        continued: bool [B], see `Blocks.continued`.
-        continues: bool [B], see `Blocks.continues`.
+        tokens: integer [T], the segments' tokens, one segment after the other.
+        offsets: int64 [G + 1], where each segment begins in `tokens`; none is empty.
+        continued: bool [G], see `Segments.continued`.
+        continues: bool [G], see `Segments.continues`.
         word_edges: uint8 [V], see `word_starts`.
         unk_id: the id of [UNK].
         slots: the target slots M of a row.
 
     Returns:
-        The words, in the order of the tokens; no tags.
+        The words, in the order of the tokens, each segment as a block; no tags.
     """
     starts = word_starts(tokens, word_edges)
     starts[offsets[:-1]] = True
-    for block in np.flatnonzero(continued | continues):
-        inside = starts[offsets[block] : offsets[block + 1]]
+    for segment in np.flatnonzero(continued | continues):
+        inside = starts[offsets[segment] : offsets[segment + 1]]
         word_begins = np.flatnonzero(inside)
-        if continued[block]:
+        if continued[segment]:
             inside[: word_begins[1] if len(word_begins) > 1 else None] = True
-        if continues[block]:
+        if continues[segment]:
             inside[word_begins[-1] :] = True
     unknown = np.flatnonzero(tokens == unk_id)
     words = _as_words(starts, offsets, unknown)
@@ -147,8 +172,8 @@ def find_words(
         return words
     sizes = maskable_sizes(words)
     pieces = np.repeat(sizes < _NEVER, np.diff(words.offsets))
-    for block in too_long:
-        part = slice(offsets[block], offsets[block + 1])
+    for segment in too_long:
+        part = slice(offsets[segment], offsets[segment + 1])
         starts[part] |= pieces[part]
     return _as_words(starts, offsets, unknown)
 
@@ -157,9 +182,11 @@ def _as_words(starts: np.ndarray, offsets: np.ndarray, unknown: np.ndarray) -> W
     """`unknown`: int64, the tokens that are [UNK]."""
     begins = np.flatnonzero(starts)
     holders = np.searchsorted(begins, unknown, side="right") - 1
+    first = np.searchsorted(begins, offsets)
     return Words(
         offsets=np.append(begins, len(starts)),
-        first=np.searchsorted(begins, offsets),
+        first=first,
+        segments=first,
         unknown=np.unique(holders),
         tags=np.zeros((0, 2), np.int64),
     )
@@ -171,7 +198,7 @@ def tag_words(words: Words, tags: np.ndarray) -> Words:
     Args:
         words: the words of some blocks.
         tags: int64 [K, 2], tagged runs of the blocks' tokens, rising, not overlapping,
-            each inside one block. They are snapped outward to whole words.
+            each inside one segment. They are snapped outward to whole words.
 
     Returns:
         The words with the tags; two that become one are one.
@@ -204,20 +231,24 @@ def shortest_words(words: Words) -> np.ndarray:
     return shortest
 
 
-def cut_document(word_begins: np.ndarray, length: int, capacity: int) -> list[int]:
-    """Cuts one document into blocks.
+def cut_into_blocks(
+    word_begins: np.ndarray, line_begins: np.ndarray, length: int, capacity: int
+) -> list[int]:
+    """Cuts one document into blocks of one segment.
 
     A block ends at the last word border at or before `capacity` tokens. Only a word
     that is longer than that is cut.
 
     Args:
         word_begins: int64 [W], ascending from 0, the tokens at which words begin.
+        line_begins: the same of lines, of no importance here.
         length: tokens in the document, at least 1.
         capacity: the most tokens of a block.
 
     Returns:
         The blocks' ends, ascending; the last is `length`.
     """
+    del line_begins  # They serve pairs only.
     ends = []
     begin = 0
     while length - begin > capacity:
@@ -254,67 +285,76 @@ def check_ids(shard: Shard, begin: int, end: int, vocab_size: int) -> None:
 def cut_shard(
     shard: Shard,
     number: int,
+    cut: Cut,
     word_edges: np.ndarray,
     unk_id: int,
-    block_length: int,
-    ratio: Fraction,
-) -> Blocks:
-    """Cuts every document of a shard into blocks of up to `block_length` tokens.
+    slots: int,
+) -> Segments:
+    """Cuts every document of a shard into segments.
 
     Args:
         shard: the shard to cut.
         number: its place in the split.
+        cut: cuts a document.
         word_edges: uint8 [V], see `word_starts`.
         unk_id: the id of [UNK].
-        block_length: L, with [CLS] and [SEP].
-        ratio: the share of tokens to mask.
+        slots: the target slots M of a row.
 
     Returns:
-        The shard's blocks, in the order of the text.
+        The shard's segments, in the order of the text.
 
     Raises:
         InputError: a token id is outside the vocabulary.
     """
     check_ids(shard, 0, len(shard.tokens), len(word_edges))
     starts = word_starts(shard.tokens, word_edges)
-    documents = np.asarray(shard.documents)
-    starts[documents[:-1]] = True
-    ends = [np.zeros(0, np.int64)]
-    for begin, end in itertools.pairwise(documents):
-        borders = np.flatnonzero(starts[begin:end])
-        ends.append(begin + cut_document(borders, int(end - begin), block_length - 2))
-    stops = np.concatenate(ends).astype(np.int64)
-    begins = np.concatenate([[0], stops])[:-1].astype(np.int64)
-    inside = np.flatnonzero(~np.isin(stops, documents))
-    continues = np.zeros(len(stops), bool)
-    continues[inside] = ~starts[stops[inside]]
-    offsets = np.append(begins, len(starts))
+    starts[shard.documents[:-1]] = True
+    stop, used = _cut_documents(shard, starts, cut)
+    offsets = np.append(0, stop)
+    # Nothing goes on behind the end of a line; all documents are ends of lines.
+    inside = np.flatnonzero(~np.isin(stop, shard.lines))
+    continues = np.zeros(len(stop), bool)
+    continues[inside] = ~starts[stop[inside]]
     continued = np.append(False, continues)[:-1]
-    slots = target_slots(block_length, ratio)
     words = find_words(
         shard.tokens, offsets, continued, continues, word_edges, unk_id, slots
     )
-    budget, shortest = target_budget(stops - begins, ratio), shortest_words(words)
-    most_targets = np.where(shortest > 0, np.maximum(budget, shortest), 0)
-    return Blocks(
-        shard=np.full(len(stops), number, np.int32),
-        start=begins,
-        length=(stops - begins).astype(np.int32),
+    segments = Segments(
+        shard=np.full(len(stop), number, np.int32),
+        start=offsets[:-1],
+        length=np.diff(offsets).astype(np.int32),
         continues=continues,
-        most_targets=most_targets.astype(np.int32),
+        shortest_word=shortest_words(words).astype(np.int32),
     )
+    return Segments(*(getattr(segments, name)[used] for name in _FIELDS))
 
 
-def join_blocks(parts: Sequence[Blocks]) -> Blocks:
-    """The blocks of several shards, one after the other."""
-    empty = Blocks(
+def _cut_documents(
+    shard: Shard, starts: np.ndarray, cut: Cut
+) -> tuple[np.ndarray, np.ndarray]:
+    """Where the segments of a shard end, int64, and which of them are used, bool.
+
+    A document that is left out is one that is not used.
+    """
+    documents, lines = np.asarray(shard.documents), np.asarray(shard.lines)
+    stops, used = [np.zeros(0, np.int64)], [np.zeros(0, bool)]
+    bounds = zip(documents, np.searchsorted(lines, documents), strict=True)
+    for (begin, line), (end, next_line) in itertools.pairwise(bounds):
+        words = np.flatnonzero(starts[begin:end])
+        ends = cut(words, lines[line:next_line] - begin, int(end - begin))
+        stops.append(begin + np.array(ends or [end - begin], np.int64))
+        used.append(np.full(len(stops[-1]), bool(ends)))
+    return np.concatenate(stops), np.concatenate(used)
+
+
+def join_segments(parts: Sequence[Segments]) -> Segments:
+    """The segments of several shards, one after the other."""
+    empty = Segments(
         shard=np.zeros(0, np.int32),
         start=np.zeros(0, np.int64),
         length=np.zeros(0, np.int32),
         continues=np.zeros(0, bool),
-        most_targets=np.zeros(0, np.int32),
+        shortest_word=np.zeros(0, np.int32),
     )
-    names = [field.name for field in dataclasses.fields(Blocks)]
-    return Blocks(
-        *(np.concatenate([getattr(x, name) for x in (empty, *parts)]) for name in names)
-    )
+    columns = ([getattr(one, name) for one in (empty, *parts)] for name in _FIELDS)
+    return Segments(*map(np.concatenate, columns))

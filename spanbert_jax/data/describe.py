@@ -1,6 +1,7 @@
 """Numbers and text about a corpus, its blocks and their masks, for people to read."""
 
 import dataclasses
+import itertools
 import re
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence, Sized
@@ -13,6 +14,7 @@ from spanbert_jax.data import counter
 from spanbert_jax.data.batch import Feed, MaskedBlocks
 from spanbert_jax.data.blocks import target_budget, word_starts
 from spanbert_jax.data.masking import ACTION_NAMES, KEEP, SCHEMES, Spans
+from spanbert_jax.data.pairs import IS_RANDOM, segment_capacity
 from spanbert_jax.data.plan import Plan
 
 # Gives a text the colour of a style: an action's name, "title" or "faint".
@@ -22,6 +24,8 @@ _COLOURS = {"mask": "33", "random": "31", "keep": "32", "title": "1", "faint": "
 _ESCAPE = re.compile("\x1b\\[[0-9;]*m")
 _BINS = 10
 _LABELS = ("[MASK]", "random", "kept")
+# By `pairs.IS_NEXT` and `pairs.IS_RANDOM`.
+_LABEL_NAMES = ("next", "random")
 
 
 def in_colour(text: str, style: str) -> str:
@@ -82,7 +86,7 @@ def sample_blocks(plan: Plan, size: int, seed: int) -> np.ndarray:
     Returns:
         int64 [min(size, N)], numbers of blocks.
     """
-    total = len(plan.blocks)
+    total = plan.num_blocks
     places = np.arange(min(size, total), dtype=np.int64)
     return counter.permute(places, total, counter.root_key(seed))
 
@@ -137,22 +141,25 @@ def describe_corpus(corpus: Corpus, paint: Paint) -> Iterator[str]:
 
 
 def describe_blocks(
-    single: Plan, packed: Plan, block_length: int, width: int, paint: Paint
+    feed: Feed, packed: Plan, width: int, paint: Paint
 ) -> Iterator[str]:
     """Yields lines: a histogram of lengths, and the rows without and with packing.
 
     Args:
-        single: the plan without packing.
+        feed: with the plan without packing.
         packed: the plan of the same blocks with packing.
-        block_length: L, with [CLS] and [SEP].
         width: columns to fill.
         paint: gives colours.
     """
-    lengths, capacity = single.blocks.length, block_length - 2
+    plan, block_length = feed.plan, feed.block_length
+    lengths, capacity = plan.lengths, block_length - 2
+    made_of = f"up to {capacity:,} tokens, [CLS] and [SEP]"
+    if feed.pair_slots:
+        half = segment_capacity(block_length)
+        capacity = 2 * half
+        made_of = f"two segments of up to {half:,} tokens, [CLS] and two [SEP]"
     yield paint(
-        f"{len(lengths):,} blocks at block length {block_length:,}: up to"
-        f" {capacity:,} tokens, [CLS] and [SEP]",
-        "title",
+        f"{len(lengths):,} blocks at block length {block_length:,}: {made_of}", "title"
     )
     edges = np.linspace(0, capacity, min(_BINS, capacity) + 1).astype(np.int64)
     counts, _ = np.histogram(lengths, edges + 0.5)
@@ -165,11 +172,23 @@ def describe_blocks(
         # Rounded up: a bin with a single block in it shows.
         bar = -(-int(count) * (width - len(head)) // max(int(counts.max()), 1))
         yield (head + "#" * bar).rstrip()
-    for name, plan in (("without", single), ("with", packed)):
+    for name, one in (("without", plan), ("with", packed)):
         yield (
-            f"  {name:>7} packing {plan.num_rows:>12,} rows,"
-            f" {plan.fill(block_length):.1%} filled"
+            f"  {name:>7} packing {one.num_rows:>12,} rows,"
+            f" {one.fill(block_length):.1%} filled"
         )
+    if feed.pair_slots:
+        yield from _describe_pairs(feed)
+
+
+def _describe_pairs(feed: Feed) -> Iterator[str]:
+    plan = feed.plan
+    share = (plan.labels == IS_RANDOM).sum() / max(plan.num_blocks, 1)
+    yield f"  {share:.1%} of the second segments are of another document"
+    tokens = int(plan.segments.length.sum(dtype=np.int64))
+    # No document is left out but those of a single token.
+    if left_out := feed.split.num_tokens - tokens:
+        yield f"  documents of a single token, left out: {left_out:,}"
 
 
 def describe_masks(
@@ -254,21 +273,21 @@ def describe_block(
         width: columns to fill.
         paint: gives colours.
     """
-    spelling = [_printable(tokenizer.tokens[i]) for i in masked.tokens]
-    specials = tokenizer.specials
-    inner = ~word_starts(masked.tokens, feed.word_edges)
-    view = _View(
-        tokens=[specials.cls, *spelling, specials.sep],
-        inner=[False, *inner.tolist(), False],
-        spans=list(_spans(masked, tokenizer)),
-    )
+    view = _view(feed, tokenizer, masked)
+    pieces = feed.plan.segments_of(np.array([block])).tolist()
+    source = _origin(feed, pieces[0])
+    if feed.plan.is_paired:
+        source = _LABEL_NAMES[feed.plan.labels[block]]
     unused = int(masked.masks.unused[0])
     yield paint(
-        f"block {block:,}, {_origin(feed, block)}: {_count(masked.tokens, 'token')},"
+        f"block {block:,}, {source}: {_count(masked.tokens, 'token')},"
         f" {_count(masked.masks.target, 'target')} in {_count(view.spans, 'span')}"
         + (f", {unused} of the budget unused" if unused else ""),
         "title",
     )
+    if feed.plan.is_paired:
+        for name, piece in zip("AB", pieces, strict=True):
+            yield paint(f"  {name} from {_origin(feed, piece)}", "faint")
     yield from wrap(_running_text(view, paint), width, "  ", "  ", " ")
     yield paint(f"  {'span':>4}  {'at':>4}  replaced by", "faint")
     for number, span in enumerate(view.spans, start=1):
@@ -286,38 +305,69 @@ class _Span:
 
 @dataclasses.dataclass(frozen=True)
 class _View:
-    """A block's tokens, [CLS] to [SEP], which of them continue a word, its spans."""
+    """A block's tokens, [CLS] to [SEP], as they are and as text, and its spans.
+
+    `spaced` says which of them have a space before them in the running text.
+    """
 
     tokens: list[str]
-    inner: list[bool]
+    texts: list[str]
+    spaced: list[bool]
     spans: list[_Span]
+
+
+def _view(feed: Feed, tokenizer: Tokenizer, masked: MaskedBlocks) -> _View:
+    tokens = [_printable(tokenizer.tokens[i]) for i in masked.tokens]
+    inner = ~word_starts(masked.tokens, feed.word_edges)
+    texts = [
+        token.removeprefix("##") if within else token
+        for token, within in zip(tokens, inner, strict=True)
+    ]
+    # A segment that begins inside a word keeps [CLS] or [SEP] apart.
+    inner[masked.segments[:-1]] = False
+    cls, sep = tokenizer.specials.cls, tokenizer.specials.sep
+    return _View(
+        tokens=_between(masked.segments, tokens, cls, sep),
+        texts=_between(masked.segments, texts, cls, sep),
+        spaced=_between(masked.segments, (~inner).tolist(), True, True),
+        spans=list(_spans(masked, tokenizer)),
+    )
+
+
+def _between(segments: np.ndarray, items: list, cls: object, sep: object) -> list:
+    """What belongs to the text's tokens, with that of [CLS] and [SEP] among it."""
+    joined = [cls]
+    for begin, end in itertools.pairwise(segments.tolist()):
+        joined += [*items[begin:end], sep]
+    return joined
 
 
 def _spans(masked: MaskedBlocks, tokenizer: Tokenizer) -> Iterator[_Span]:
     masks = masked.masks
     begins = np.flatnonzero(np.diff(masks.span_begin, prepend=-1))
     for part in np.split(np.arange(len(masks.target)), begins)[1:]:
+        begin = int(masks.span_begin[part[0]])
+        # Behind [CLS] and the [SEP] of a segment before its own.
+        ahead = int(np.searchsorted(masked.segments, begin, side="right"))
         yield _Span(
-            begin=int(masks.span_begin[part[0]]) + 1,
+            begin=begin + ahead,
             actions=masks.action[part].tolist(),
             became=[_printable(tokenizer.tokens[i]) for i in masks.replacement[part]],
         )
 
 
-def _origin(feed: Feed, block: int) -> str:
-    blocks = feed.plan.blocks
-    shard = feed.split.shards[blocks.shard[block]]
-    document = np.searchsorted(shard.documents, blocks.start[block], side="right") - 1
-    first = int(blocks.start[block] - shard.documents[document])
+def _origin(feed: Feed, piece: int) -> str:
+    """Where a segment is from."""
+    segments = feed.plan.segments
+    start, shard = segments.start[piece], feed.split.shards[segments.shard[piece]]
+    document = np.searchsorted(shard.documents, start, side="right") - 1
+    first = int(start - shard.documents[document])
     return f"{shard.name} document {document:,} from token {first:,}"
 
 
 def _running_text(view: _View, paint: Paint) -> list[str]:
     """The words of a block, pieces joined, each span in braces behind its number."""
-    fragments = [
-        token.removeprefix("##") if inner else token
-        for token, inner in zip(view.tokens, view.inner, strict=True)
-    ]
+    fragments = list(view.texts)
     for number, span in enumerate(view.spans, start=1):
         end = span.begin + len(span.actions)
         for place, action in zip(range(span.begin, end), span.actions, strict=True):
@@ -325,14 +375,13 @@ def _running_text(view: _View, paint: Paint) -> list[str]:
         mark = paint(f"{{{number}:", "faint")
         fragments[span.begin] = mark + fragments[span.begin]
         fragments[end - 1] += paint("}", "faint")
-    words = [""]
-    for place, fragment in enumerate(fragments):
-        # A block that begins inside a word keeps its [CLS] apart.
-        if place > 1 and view.inner[place]:
-            words[-1] += fragment
-        else:
+    words: list[str] = []
+    for fragment, spaced in zip(fragments, view.spaced, strict=True):
+        if spaced:
             words.append(fragment)
-    return words[1:]
+        else:
+            words[-1] += fragment
+    return words
 
 
 def _describe_span(

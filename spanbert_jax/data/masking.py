@@ -160,31 +160,31 @@ def draw_lengths(bits: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
 class _Places:
     """The words of B blocks that a span may not cover, or not even touch.
 
-    A word's cell is its number + its block's + 1, so that one guard cell stands between
-    the words of two blocks and spans there do not count as touching.
+    A word's cell is its number + its segment's + 1, so that one guard cell stands
+    between the words of two segments and spans there do not count as touching.
     """
 
     def __init__(self, words: Words, longest: int) -> None:
         self._reach = np.arange(longest + 2)
-        cells = len(words.offsets) + len(words.first) + len(self._reach)
+        cells = len(words.offsets) + len(words.segments) + len(self._reach)
         self._taken = np.zeros(cells, bool)
         if words.unknown.size:
-            block = np.searchsorted(words.first, words.unknown, side="right") - 1
+            segment = np.searchsorted(words.segments, words.unknown, side="right") - 1
             # Without guards: a word that holds [UNK] may be a span's neighbour.
-            self._taken[words.unknown + block + 1] = True
+            self._taken[words.unknown + segment + 1] = True
 
     def free(
-        self, block: np.ndarray, first: np.ndarray, last: np.ndarray
+        self, segment: np.ndarray, first: np.ndarray, last: np.ndarray
     ) -> np.ndarray:
         """Whether each run of at most `longest` words may become a span: bool."""
         reach = self._reach[:-2]
-        cells = (first + block + 1)[:, None] + reach
+        cells = (first + segment + 1)[:, None] + reach
         inside = reach < (last - first)[:, None]
         return ~(self._taken[cells] & inside).any(axis=1)
 
-    def take(self, block: np.ndarray, first: np.ndarray, last: np.ndarray) -> None:
+    def take(self, segment: np.ndarray, first: np.ndarray, last: np.ndarray) -> None:
         """Keeps each run, and a word at either side, from later spans."""
-        cells = (first + block)[:, None] + self._reach
+        cells = (first + segment)[:, None] + self._reach
         inside = self._reach < (last - first + 2)[:, None]
         self._taken[cells[inside]] = True
 
@@ -195,11 +195,11 @@ def choose_spans(
     """Draws spans of whole words that neither overlap nor touch.
 
     For each block, until its budget of tokens is used: a length in words, then a start
-    uniformly over its words. A span that runs past the last word is cut there, one
-    that exceeds the rest of the budget is shortened to the whole words that fit. On a
-    clash (it would overlap or touch a span or cover a word with [UNK], or not even its
-    first word fits) the length stays and the start is drawn again, `max_tries` times in
-    all; then the rest of the budget stays unused.
+    uniformly over its words. A span that runs past its segment's last word is cut
+    there, one that exceeds the rest of the budget is shortened to the whole words that
+    fit. On a clash (it would overlap or touch a span or cover a word with [UNK], or not
+    even its first word fits) the length stays and the start is drawn again, `max_tries`
+    times in all; then the rest of the budget stays unused.
 
     Joshi et al. 2019, section 3.1. Differs from the reference code, which cuts the
     last span in mid-word, lets spans touch and predicts [UNK].
@@ -229,14 +229,15 @@ def choose_spans(
         fresh = tries[active] == 0
         length[active[fresh]] = draw_lengths(bits[fresh], thresholds)
         first = words.first[active] + counter.below(bits, number_of_words[active])
-        last = np.minimum(first + length[active], words.first[active + 1])
+        segment = words.segment_of(first, active)
+        last = np.minimum(first + length[active], words.segments[segment + 1])
         last = _shorten(words.offsets, first, last, left[active])
-        placed = (last > first) & places.free(active, first, last)
+        placed = (last > first) & places.free(segment, first, last)
         tries[active] = np.where(placed, 0, tries[active] + 1)
         block, first, last = active[placed], first[placed], last[placed]
         found.append((first, last, length[block]))
         left[block] -= words.offsets[last] - words.offsets[first]
-        places.take(block, first, last)
+        places.take(segment[placed], first, last)
         active = active[(left[active] > 0) & (tries[active] < masking.max_tries)]
     return _in_order(found)
 
@@ -311,11 +312,11 @@ def _random_order(first: np.ndarray, keys: np.ndarray) -> np.ndarray:
 
 
 def _maximal_runs(chosen: np.ndarray, words: Words) -> Spans:
-    """The runs of chosen words; a run ends with its block."""
+    """The runs of chosen words; a run ends with its segment."""
     begins, ends = chosen.copy(), chosen.copy()
     begins[1:] &= ~chosen[:-1]
     ends[:-1] &= ~chosen[1:]
-    border = words.first[1:-1]
+    border = words.segments[1:-1]
     begins[border] = chosen[border]
     ends[border - 1] = chosen[border - 1]
     first, last = np.flatnonzero(begins), np.flatnonzero(ends) + 1
@@ -363,11 +364,12 @@ def choose_tags(
         first, last = units[at[one, active]].T
         at[one, active] += 1
         size = words.offsets[last] - words.offsets[first]
-        placed = (size <= left[active]) & places.free(active, first, last)
+        segment = words.segment_of(first, active)
+        placed = (size <= left[active]) & places.free(segment, first, last)
         block, first, last = active[placed], first[placed], last[placed]
         found.append((first, last, last - first))
         left[block] -= size[placed]
-        places.take(block, first, last)
+        places.take(segment[placed], first, last)
         placements[block] += 1
         kind[block] = _take_tag(counter.fold(coins[block], placements[block]), masking)
         some_left = (at[:, active] < end[:, active]).any(axis=0)
@@ -431,6 +433,7 @@ def _as_pieces(words: Words) -> Words:
     return Words(
         offsets=np.arange(words.offsets[-1] + 1),
         first=words.offsets[words.first],
+        segments=words.offsets[words.segments],
         unknown=np.flatnonzero(np.repeat(holds, np.diff(words.offsets))),
         tags=np.zeros((0, 2), np.int64),
     )

@@ -180,8 +180,7 @@ class Mix:
 
     def empty_batch(self, rows: int) -> Batch:
         """A batch of weight 0; also tells the shapes and dtypes of all batches."""
-        feed = self.feeds[0]
-        return empty_batch(rows, feed.block_length, feed.target_slots)
+        return empty_batch(self.feeds[0].shape(rows))
 
     def shares(self, rows: range) -> np.ndarray:
         """Which share of some training rows of the run each corpus gave.
