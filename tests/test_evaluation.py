@@ -18,7 +18,7 @@ import text
 import toy
 from pairs import as_pairs
 from spanbert_jax import settings
-from spanbert_jax.data.batch import Batch, Feed, empty_batch, make_batch
+from spanbert_jax.data.batch import Batch, BatchShape, Feed, empty_batch, make_batch
 from spanbert_jax.data.plan import ordered_rows
 from spanbert_jax.model.losses import Prediction
 from spanbert_jax.training.evaluation import (
@@ -87,7 +87,7 @@ def test_spans_are_matched_as_one_by_one(
 
 def make_spans(spans: Sequence[tuple[int, int]]) -> Batch:
     """One row of spans from their first to their last place, all [MASK]."""
-    batch = empty_batch(1, 64, 32)
+    batch = empty_batch(BatchShape(1, 64, 32))
     slot = 0
     for begin, end in spans:
         for place in range(begin, end + 1):
@@ -140,7 +140,7 @@ def test_a_span_that_is_not_all_mask_does_not_count() -> None:
 
 
 def test_a_batch_without_targets_has_no_spans() -> None:
-    batch = empty_batch(2, 64, 8)
+    batch = empty_batch(BatchShape(2, 64, 8))
     hits = np.ones((2, 8), bool)
     right, counted = span_matches(batch, hits, batch["target_weights"], MASK)
     assert right.tolist() == counted.tolist() == [0] * 11

@@ -50,7 +50,7 @@ def test_the_formula_counts_every_matrix_product(changes: dict[str, Any]) -> Non
     config = toy.make_config(Path())
     config.update_from_flattened_dict(changes)
     model = settings.model(config, VOCAB_SIZE)
-    batch = as_pairs(empty_batch(3, 24, 8), slots=5)
+    batch = as_pairs(empty_batch(BatchShape(3, 24, 8)), slots=5)
     key = jax.random.key(0)
     variables = jax.eval_shape(lambda: model.init(key, batch, deterministic=True))
     forward = jax.make_jaxpr(lambda v: model.apply(v, batch, deterministic=True))
@@ -63,7 +63,7 @@ def test_the_formula_counts_every_matrix_product(changes: dict[str, Any]) -> Non
 def test_the_padding_of_the_vocabulary_does_not_count() -> None:
     config = toy.make_config(Path())
     config.sbo.weight = 0.0
-    batch = empty_batch(2, 24, 8)
+    batch = empty_batch(BatchShape(2, 24, 8))
     one, more = (
         forward_flops(settings.model(config, size), batch) for size in (300, 301)
     )

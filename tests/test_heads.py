@@ -14,7 +14,7 @@ import text
 import toy
 from pairs import as_pairs
 from spanbert_jax import settings
-from spanbert_jax.data.batch import Batch, empty_batch
+from spanbert_jax.data.batch import Batch, BatchShape, empty_batch
 from spanbert_jax.model.losses import score
 from spanbert_jax.model.spanbert import Logits, SpanBert
 
@@ -49,7 +49,7 @@ def make_model(changes: dict[str, Any]) -> SpanBert:
 
 
 def parameter_shapes(model: SpanBert) -> reference.Tree:
-    batch = as_pairs(empty_batch(1, LENGTH, SLOTS))
+    batch = as_pairs(empty_batch(BatchShape(1, LENGTH, SLOTS)))
     key = jax.random.key(0)
     return jax.eval_shape(lambda: model.init(key, batch, deterministic=True))["params"]
 
@@ -59,7 +59,7 @@ def make_targets() -> Batch:
 
     The first row holds a block of 10 places and one of 8, the second one of 20.
     """
-    batch = empty_batch(2, LENGTH, SLOTS)
+    batch = empty_batch(BatchShape(2, LENGTH, SLOTS))
     batch["segment_ids"][0, :18] = np.repeat([1, 2], [10, 8])
     batch["segment_ids"][1] = 1
     for row, spans in enumerate(([(5, 8), (12, 12)], [(1, 3)])):
@@ -225,7 +225,7 @@ def test_the_boundaries_of_empty_slots_lie_within_the_row(
 ) -> None:
     form = make_model(variant).sbo
     assert form is not None
-    for batch in (make_targets(), empty_batch(2, LENGTH, SLOTS)):
+    for batch in (make_targets(), empty_batch(BatchShape(2, LENGTH, SLOTS))):
         for places in form.boundary_places(batch):
             assert places.shape == (2, SLOTS)
             assert (places >= 0).all()
@@ -399,7 +399,7 @@ def test_a_head_without_weight_or_without_pairs_is_not_there(
 ) -> None:
     model = make_model(changes)
     assert names(parameter_shapes(model)) == ENCODER_NAMES | heads
-    batch = as_pairs(empty_batch(1, LENGTH, SLOTS))
+    batch = as_pairs(empty_batch(BatchShape(1, LENGTH, SLOTS)))
     key = jax.random.key(0)
     logits, _ = jax.eval_shape(
         lambda: model.init_with_output(key, batch, deterministic=True)

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 import toy
 from pairs import as_pairs
 from spanbert_jax import settings
-from spanbert_jax.data.batch import empty_batch
+from spanbert_jax.data.batch import BatchShape, empty_batch
 from spanbert_jax.training.optimizer import decay_mask, learning_rate, make_optimizer
 
 Tree = dict[str, Any]
@@ -107,7 +107,7 @@ def parameters_of_one_layer() -> Tree:
     config.data.pairs = True
     model = settings.model(config, vocab_size=50)
     init = functools.partial(model.init, deterministic=True)
-    batch = as_pairs(empty_batch(1, 8, 8))
+    batch = as_pairs(empty_batch(BatchShape(1, 8, 8)))
     return jax.eval_shape(init, jax.random.key(0), batch)["params"]
 
 

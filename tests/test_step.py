@@ -17,7 +17,7 @@ import text
 import toy
 from pairs import as_pairs
 from spanbert_jax import settings
-from spanbert_jax.data.batch import Batch, empty_batch, make_batch
+from spanbert_jax.data.batch import Batch, BatchShape, empty_batch, make_batch
 from spanbert_jax.model.spanbert import Logits
 from spanbert_jax.training.optimizer import make_optimizer
 from spanbert_jax.training.sharding import by_rows, make_mesh, put_batch, replicated
@@ -97,7 +97,7 @@ def params() -> reference.Tree:
             optimizer=make_optimizer(config),
         ),
         jax.random.key(0),
-        as_pairs(empty_batch(1, LENGTH, SLOTS)),
+        as_pairs(empty_batch(BatchShape(1, LENGTH, SLOTS))),
     )
     return reference.rough_params(state.params, seed=4)
 
@@ -324,7 +324,7 @@ def state() -> TrainState:
         model=settings.model(config, text.VOCAB_SIZE),
         optimizer=make_optimizer(config),
     )
-    batch = as_pairs(empty_batch(1, LENGTH, SLOTS))
+    batch = as_pairs(empty_batch(BatchShape(1, LENGTH, SLOTS)))
     init = jax.jit(init, compiler_options=QUICKLY)
     return jax.device_get(init(jax.random.key(0), batch))
 
