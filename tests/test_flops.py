@@ -11,7 +11,7 @@ from jax.extend.core import jaxprs_in_params
 import toy
 from pairs import as_pairs
 from spanbert_jax import settings
-from spanbert_jax.data.batch import empty_batch
+from spanbert_jax.data.batch import BatchShape, empty_batch
 from spanbert_jax.model.flops import forward_flops, step_flops
 
 # A multiple of 128: no padding, which jax multiplies and the formula leaves out.
