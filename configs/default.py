@@ -55,7 +55,7 @@ def get_config() -> ConfigDict:
     data.cache = ""  # directory for plans; "" = spanbert_jax in the user's cache
 
     config.eval = ConfigDict()
-    config.eval.max_blocks = 0  # held-out blocks, a fixed seeded subset; 0 = all
+    config.eval.max_blocks = 0  # held-out blocks of a corpus, a seeded subset; 0 = all
 
     config.model = model = ConfigDict()
     model.num_layers = 12

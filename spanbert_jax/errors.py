@@ -9,6 +9,8 @@ from absl import app, flags, logging
 BAD_INPUT = 2
 NON_FINITE = 3
 STORAGE_FAILED = 4
+# 128 + SIGINT, as shells have it.
+INTERRUPTED = 130
 # EX_TEMPFAIL of sysexits.h: the state is saved, run the same command again.
 PREEMPTED = 75
 
@@ -55,6 +57,9 @@ def run(main: Callable[[Sequence[str]], int | None]) -> None:
             return main(argv)
         except UserError as error:
             return _report(error)
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr, flush=True)
+            return INTERRUPTED
 
     app.run(guarded, flags_parser=_parse_flags)
 

@@ -15,7 +15,7 @@ from spanbert_jax.corpus.runners import Beam, Local, Runner
 from spanbert_jax.corpus.sources import FORMATS, Reading
 from spanbert_jax.corpus.tokenizers import Specials
 
-_INPUT = flags.DEFINE_list(
+_INPUT = flags.DEFINE_multi_string(
     "input",
     [],
     "Files, globs, URLs such as gs://bucket/*.jsonl.gz, or tfds:NAME/CONFIG; names in"
@@ -52,7 +52,8 @@ _TOKENIZER = flags.DEFINE_enum(
     "tokenizer",
     BuildOptions.tokenizer,
     KINDS,
-    "What to learn without --vocab: WordPiece, or SentencePiece's unigram or bpe.",
+    "What to learn without --vocab: wordpiece, or SentencePiece's unigram or bpe;"
+    " wordpiece if unset.",
 )
 _VOCAB = flags.DEFINE_string(
     "vocab", None, "A WordPiece vocabulary, or a SentencePiece .model."

@@ -104,8 +104,8 @@ def _preview(config: ConfigDict, corpus: Corpus) -> Iterator[str]:
     feed = settings.feed(config, corpus, _SPLIT.value)
     yield from describe.describe_corpus(corpus, paint)
     yield ""
-    if not corpus.split(_SPLIT.value).num_documents:
-        yield f"{_SPLIT.value} holds no document: no block to show"
+    if not feed.plan.num_blocks:
+        yield f"{_SPLIT.value} makes no block: nothing to show"
         return
     config.data.packing = True
     packed = settings.feed(config, corpus, _SPLIT.value).plan

@@ -49,8 +49,9 @@ _IDENTITY = {
     "sbo.positions",
     "sbo.position_size",
     "sbo.depth",
-    # Left and right make the same shape.
+    # What the head reads leaves no trace in its shape.
     "sbo.boundaries",
+    "sbo.internal",
 }
 
 Rule = tuple[tuple[str, ...], str, Callable[[Any], bool]]
@@ -62,8 +63,6 @@ _RULES: list[Rule] = [
             "train.batch_size",
             "train.accumulation",
             "train.log_every",
-            "data.max_span_words",
-            "data.max_tries",
             "data.workers",
             "model.num_layers",
             "model.hidden_size",
@@ -113,8 +112,8 @@ _RULES: list[Rule] = [
     ),
     (
         ("data.mask_ratio", "data.span_p"),
-        "above 0 and below 1",
-        lambda value: 0 < value < 1,
+        "at least 0.0001 and below 1",
+        lambda value: 1e-4 <= value < 1,
     ),
     (
         (
@@ -170,7 +169,16 @@ _RULES: list[Rule] = [
         "one of float32, bfloat16",
         ("float32", "bfloat16").__contains__,
     ),
-    (("data.block_length",), "at least 3", lambda value: value >= 3),
+    (
+        ("data.max_span_words", "data.max_tries"),
+        "from 1 to 1,000",
+        lambda value: 1 <= value <= 1000,
+    ),
+    (
+        ("data.block_length",),
+        "from 3 to 65,536",
+        lambda value: 3 <= value <= 2**16,
+    ),
 ]
 
 
@@ -307,6 +315,8 @@ def open_corpus(config: ConfigDict, name: str) -> Corpus:
 def _weights(config: ConfigDict, count: int) -> list[Fraction]:
     """The weight of each of some corpora, as the decimal numbers that were written."""
     text = config.data.weights
+    if text and count == 1:
+        raise InputError(f"data.weights is {text!r}, but data.corpus is one corpus")
     parts = [part.strip() for part in text.split(",")] if text else ["1"] * count
     try:
         weights = [Fraction(part) for part in parts]
@@ -373,8 +383,6 @@ def feed(config: ConfigDict, corpus: Corpus, split: str, number: int = 0) -> Fee
     seed = config.data.eval_seed if held_out else config.train.seed
     text = corpus.split(split)
     _check_tags(config, corpus, text)
-    if config.data.pairs and not held_out:
-        _check_documents(corpus, text)
     plan_settings = PlanSettings(
         block_length=config.data.block_length,
         ratio=mask_ratio(config),
@@ -383,16 +391,22 @@ def feed(config: ConfigDict, corpus: Corpus, split: str, number: int = 0) -> Fee
         subset=config.eval.max_blocks if held_out else 0,
         subset_seed=config.data.eval_seed,
     )
+    plan = load_plan(
+        text,
+        tokenizer.word_edges,
+        tokenizer.unk_id,
+        plan_settings,
+        corpus.fingerprint,
+        cache_directory(config),
+    )
+    if config.data.pairs and not held_out and not plan.labels.any():
+        raise InputError(
+            "data.pairs finds no document to draw second segments from: the training"
+            f" split of data.corpus={corpus.directory} makes {plan.num_blocks} pairs"
+        )
     return Feed(
         split=text,
-        plan=load_plan(
-            text,
-            tokenizer.word_edges,
-            tokenizer.unk_id,
-            plan_settings,
-            corpus.fingerprint,
-            cache_directory(config),
-        ),
+        plan=plan,
         masking=masking(config),
         special=SpecialIds(
             pad=tokenizer.pad_id,
@@ -418,16 +432,6 @@ def _check_tags(config: ConfigDict, corpus: Corpus, split: Split) -> None:
             f"data.masking is {config.data.masking!r}, but"
             f" data.corpus={corpus.directory} holds no {name.replace('_', ' ')}; build"
             f" it with --tags={name}"
-        )
-
-
-def _check_documents(corpus: Corpus, split: Split) -> None:
-    # One of a single token makes no pair.
-    counts = [np.count_nonzero(np.diff(one.documents) > 1) for one in split.shards]
-    if sum(counts) < 2:
-        raise InputError(
-            "data.pairs needs documents to draw from: the training split of"
-            f" data.corpus={corpus.directory} has {sum(counts)} of two tokens or more"
         )
 
 

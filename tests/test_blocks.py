@@ -11,6 +11,7 @@ import pytest
 import text
 from spanbert_jax.corpus.store import Shard
 from spanbert_jax.corpus.tokenizers import ENDS, STARTS
+from spanbert_jax.data import blocks as blocks_module
 from spanbert_jax.data.blocks import (
     Segments,
     Words,
@@ -23,6 +24,7 @@ from spanbert_jax.data.blocks import (
     target_slots,
     word_starts,
 )
+from spanbert_jax.data.pairs import cut_into_segments
 from spanbert_jax.errors import InputError
 
 CAPACITY = 510
@@ -419,3 +421,23 @@ def test_the_last_id_of_the_vocabulary_is_inside() -> None:
     document[1] = text.VOCAB_SIZE - 1
     _, blocks = cut([document])
     assert blocks.length.tolist() == [5]
+
+
+def test_portions_of_a_shard_are_cut_as_the_whole_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = np.random.default_rng(5)
+    lengths = rng.integers(1, 90, 60)
+    shard = text.make_shard([text.random_text(rng, int(n)) for n in lengths])
+    for cut in (
+        functools.partial(cut_into_blocks, capacity=30),
+        functools.partial(cut_into_segments, capacity=14),
+    ):
+        arguments = (shard, 3, cut, text.WORD_EDGES, text.SPECIAL.unk, 8)
+        whole = cut_shard(*arguments)
+        for size in (1, 100, 1000):
+            monkeypatch.setattr(blocks_module, "_PORTION_TOKENS", size)
+            parts = cut_shard(*arguments)
+            for name, array in vars(whole).items():
+                np.testing.assert_array_equal(getattr(parts, name), array, name)
+        monkeypatch.undo()

@@ -5,6 +5,7 @@ import os
 import pickle
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from spanbert_jax.corpus.build import (
 from spanbert_jax.corpus.runners import Local
 from spanbert_jax.corpus.sources import Reading
 from spanbert_jax.corpus.store import open_corpus
+from spanbert_jax.corpus.tokenizers import Specials
 from spanbert_jax.errors import InputError, StorageError
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -322,6 +324,79 @@ def test_beginnings_of_another_build_are_thrown_away(options, monkeypatch, capsy
     )
 
 
+def test_a_clean_up_that_is_killed_leaves_no_build_that_looks_whole(
+    options, tmp_path, monkeypatch
+):
+    def fail(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(workspace, "publish", fail)
+        with pytest.raises(KeyboardInterrupt):
+            build(options)
+    remove, left = workspace._remove, 0
+
+    def breaking(path):
+        nonlocal left
+        if left == 0:
+            raise KeyboardInterrupt
+        left -= 1
+        remove(path)
+
+    partial = tmp_path / "corpus.partial"
+    whole = contents(build(replace(options, output=tmp_path / "whole")).directory)
+    for left in (0, 1, 4):
+        copy = shutil.copytree(partial, tmp_path / f"again{left}.partial")
+        output = tmp_path / copy.name.removesuffix(".partial")
+        with monkeypatch.context() as patch:
+            patch.setattr(workspace, "_remove", breaking)
+            with pytest.raises(KeyboardInterrupt):
+                build(replace(options, output=output, min_tokens=3))
+        left = -1
+        assert contents(build(replace(options, output=output)).directory) == whole
+
+
+def test_other_options_are_refused_without_a_reading(options, monkeypatch):
+    build(options)
+    monkeypatch.setattr(build_module, "scan", None)
+    with pytest.raises(InputError, match="other text or options; it was left"):
+        build(replace(options, min_tokens=2))
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "unigram"])
+def test_a_vocabulary_is_learnt_from_a_part_of_few_long_documents(
+    tmp_path, monkeypatch, kind
+):
+    for number in range(2):
+        lines = chain.from_iterable(write_text(tmp_path / "x", 400, seed=number))
+        (tmp_path / f"{number}.txt").write_text("\n".join(lines))
+    monkeypatch.setitem(build_module._SAMPLE_CHARACTERS, kind, 4_000)
+    learn = f"train_{'wordpiece' if kind == 'wordpiece' else 'sentencepiece'}"
+    train, seen = getattr(build_module, learn), []
+
+    def counting(lines, *arguments):
+        seen.extend(lines)
+        return train(seen, *arguments)
+
+    monkeypatch.setattr(build_module, learn, counting)
+    build(
+        BuildOptions(
+            output=tmp_path / "c",
+            input=(str(tmp_path / "*.txt"),),
+            tokenizer=kind,
+            vocab_size=300,
+            runner=Local(1),
+        )
+    )
+    assert 2_000 < sum(map(len, seen)) < 8_000
+    assert len(seen) > 50
+
+
+def test_a_url_is_no_output(options):
+    with pytest.raises(InputError, match="is a URL; a corpus is read through memory"):
+        build(replace(options, output=Path("gs://bucket/corpus")))
+
+
 def test_directories_of_others_are_not_touched(options, tmp_path):
     for directory in (options.output, tmp_path / "corpus.partial"):
         directory.mkdir()
@@ -356,6 +431,12 @@ def test_text_that_changes_while_it_is_read_is_refused(options, tmp_path, monkey
         ({"runner": Local(-1)}, "--workers=-1"),
         ({"part_size": 0}, "--part_size=0"),
         ({"tokenizer": "words"}, "--tokenizer=words is none of wordpiece, unigram"),
+        (
+            {"vocab": Path("v"), "vocab_size": None, "tokenizer": "bpe"},
+            "--vocab=v and --tokenizer=bpe exclude each other",
+        ),
+        ({"specials": Specials(mask="[SEP]")}, "two special tokens are spelt alike"),
+        ({"output": Path("a,b")}, "--output=a,b has a comma"),
         ({"vocab_size": 0}, "--vocab_size=0"),
         ({"reading": Reading(format="xml")}, "--format=xml is none of text, jsonl"),
         ({"reading": Reading(format="embedded")}, "leave --input out"),

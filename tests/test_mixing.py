@@ -57,6 +57,26 @@ def test_a_share_of_no_row_is_refused() -> None:
         places_by_share(fractions(1.0, 1e-05))
 
 
+@pytest.mark.parametrize(
+    ("weights", "num_rows", "expected"),
+    [
+        ((0.1, 1.0), [14, 1000], [7, 5_000]),
+        ((1.5,), [1], [3]),
+        ((0.01, 1.0), [3, 54], [3, 5_400]),
+        ((0.3333333333, 1.0), [3, 1], [1_000_000, 1_000_000]),
+    ],
+)
+def test_broken_epochs_make_a_longer_cycle(
+    weights: tuple[float, ...], num_rows: list[int], expected: list[int]
+) -> None:
+    assert places_by_epochs(fractions(*weights), num_rows).tolist() == expected
+
+
+def test_epochs_of_less_than_a_millionth_of_a_row_are_refused() -> None:
+    with pytest.raises(InputError, match=r"data\.weights: 1e-09 is less than a row"):
+        places_by_epochs([Fraction(1, 10**9), Fraction(1)], [3, 54])
+
+
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_cycle_of_epochs_reads_each_corpus_as_often_as_its_weight(seed: int) -> None:
     num_rows = [37, 5, 101]

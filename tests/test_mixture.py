@@ -94,7 +94,10 @@ def test_names_are_short_and_no_two_alike(
     text = toy.make_text(seed=2, documents=30)
     (tmp_path / "more").mkdir()
     namesake = runs.build_like(corpora[0], tmp_path / "more" / "first", text)
-    assert mix([corpora[0], namesake]).names == ("first-1", "first-2")
+    assert mix([corpora[0], namesake]).names == ("1-first", "2-first")
+    third = runs.build_like(corpora[0], tmp_path / "1-first", toy.make_text(seed=3))
+    names = mix([corpora[0], namesake, third]).names
+    assert names == ("1-first", "2-first", "3-1-first")
 
 
 @pytest.mark.parametrize(
@@ -116,6 +119,15 @@ def test_weights_that_are_none_are_refused(
     with pytest.raises(InputError, match=message):
         start(config, tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_weights_of_a_single_corpus_are_refused(
+    config: ConfigDict, corpora: tuple[Corpus, Corpus]
+) -> None:
+    config.data.corpus = str(corpora[0].directory)
+    config.data.weights = "0.5"
+    with pytest.raises(InputError, match=r"but data\.corpus is one corpus"):
+        settings.open_corpora(config)
 
 
 def test_corpora_that_do_not_fit_together_are_refused(

@@ -11,6 +11,7 @@ import pytest
 
 import text
 from spanbert_jax.corpus.store import Split
+from spanbert_jax.corpus.tokenizers import STARTS
 from spanbert_jax.data import plan as plan_lib
 from spanbert_jax.data.batch import masked_blocks
 from spanbert_jax.data.blocks import target_slots
@@ -519,3 +520,15 @@ def test_evaluation_sees_each_row_once(batch_size: int) -> None:
     rows = np.concatenate([rows for rows, _ in parts])
     assert rows.tolist() == list(range(10)) + [-1] * (steps * batch_size - 10)
     assert not np.concatenate([epochs for _, epochs in parts]).any()
+
+
+def test_other_words_are_another_plan(split: Split, tmp_path: Path) -> None:
+    settings = SETTINGS
+    edges = text.WORD_EDGES.copy()
+    edges[text.FIRST_PIECE : text.FIRST_PIECE + 100] = STARTS
+    for one in (text.WORD_EDGES, edges):
+        loaded = load_plan(split, one, text.SPECIAL.unk, settings, "one", tmp_path)
+        built = build_plan(split, one, text.SPECIAL.unk, settings)
+        for name, array in vars(built.segments).items():
+            np.testing.assert_array_equal(getattr(loaded.segments, name), array)
+    assert len(directories(tmp_path)) == 2

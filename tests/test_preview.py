@@ -435,7 +435,7 @@ def test_an_empty_split_and_a_reader_that_leaves(start, tmp_path):
     empty = start(f"--corpus={corpus.directory}", "--split=valid")
     out, err = empty.communicate()
     assert (empty.returncode, err) == (0, "")
-    assert out.endswith("\n\nvalid holds no document: no block to show\n")
+    assert out.endswith("\n\nvalid makes no block: nothing to show\n")
     assert left.communicate()[1] == ""
     assert left.returncode == 0
 

@@ -1,11 +1,13 @@
 """Runners: the same files whoever does the work, and what they say when it fails."""
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
 from spanbert_jax.corpus import store
 from spanbert_jax.corpus.runners import Beam, Job, Local, Task
@@ -48,6 +50,12 @@ def square(task: Square, directory: Path) -> None:
 def note_process(task: Square, directory: Path) -> None:
     """Leaves the number of the process that did it."""
     store.write_json(directory / task.marker, {"process": os.getpid()})
+
+
+def sleep_long(task: Square, directory: Path) -> None:
+    """Takes a twentieth of a second for each unit of the number, up to two."""
+    time.sleep(task.number / 20)
+    store.write_json(directory / task.marker, {})
 
 
 JOB = Job("squaring", square, "squares-1")
@@ -157,3 +165,51 @@ def test_nothing_to_do_is_no_work(
 ) -> None:
     make(tmp_path)(JOB, [], directory)
     assert list(contents(directory)) == ["offsets/offset.txt"]
+
+
+@pytest.mark.parametrize("broken", range(4))
+def test_a_copy_from_the_stage_that_breaks_off_is_made_again(
+    broken: int, directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks = [Square(1), Square(2)]
+    copied = LocalFileSystem.get_file
+    left = broken
+
+    def breaking(self, remote, local, **options):
+        nonlocal left
+        if str(local).startswith(str(directory)):
+            if left == 0:
+                raise OSError(28, "No space left on device")
+            left -= 1
+        return copied(self, remote, local, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalFileSystem, "get_file", breaking)
+        with pytest.raises(OSError, match="No space left"):
+            staged(tmp_path)(JOB, tasks, directory)
+    # As a build does it: what has its marker is not asked for again.
+    todo = [task for task in tasks if not (directory / task.marker).exists()]
+    staged(tmp_path)(JOB, todo, directory)
+    for n in (1, 2):
+        for name in (f"square-{n}.json", f"copy-{n}.json"):
+            assert store.read_json(directory / name) == {"square": n * n + 5}
+
+
+def test_a_long_part_holds_up_no_other(directory: Path) -> None:
+    tasks = [Square(n) for n in (40, *range(1, 9))]
+    Local(2)(Job("sleeping", sleep_long, "s"), tasks, directory)
+    ends = {task: (directory / task.marker).stat().st_mtime_ns for task in tasks}
+    assert max(ends, key=ends.__getitem__) == tasks[0]
+
+
+@pytest.mark.parametrize(
+    ("runner", "message"),
+    [
+        (Beam("NoSuchRunner"), "--runner=NoSuchRunner with .* Beam refuses it"),
+        (Beam("DataflowRunner", (), "here"), "--stage=here must be a URL"),
+        (Beam("DataflowRunner"), "--stage= must be a URL"),
+    ],
+)
+def test_what_beam_cannot_run_is_refused(runner: Beam, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        runner.check()

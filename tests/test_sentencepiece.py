@@ -87,10 +87,12 @@ def test_every_piece_has_the_edges_of_its_characters(model_type):
     assert not tokenizer.word_edges[:5].any()
     for i in range(5 + 256, tokenizer.vocab_size):
         text, spaced = tokenizer.spell(i)
-        # A letter put before or behind is of the same word, or it is not.
-        starts = spaced or len(bert_words("x" + text)) > len(bert_words("x"))
-        ends = bool(text) and bert_words(text + "x")[-1] == "x"
-        assert tokenizer.word_edges[i] == STARTS * starts + ENDS * ends
+        # BERT drops a soft hyphen.
+        if "\u00ad" not in text:
+            # A letter put before or behind is of the same word, or it is not.
+            words = bert_words(f"x{text}y")
+            starts, ends = spaced or words[0] == "x", words[-1] == "y"
+            assert tokenizer.word_edges[i] == STARTS * starts + ENDS * ends
 
 
 def test_words_in_bytes_stay_whole():
@@ -138,18 +140,20 @@ def test_learned_model_is_that_of_any_other_process(model_type):
     assert len(shas) == 1
 
 
-@pytest.mark.parametrize("byte_fallback", [True, False])
+@pytest.mark.parametrize(("byte_fallback", "size"), [(True, 420), (False, 164)])
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_learned_model_spells_its_text(model_type, byte_fallback):
+def test_learned_model_spells_its_text(model_type, byte_fallback, size):
     lines = random_lines(300)
-    tokenizer = train_sentencepiece(lines, 500, model_type, byte_fallback=byte_fallback)
-    assert tokenizer.vocab_size == 500
+    tokenizer = train_sentencepiece(
+        lines, size, model_type, byte_fallback=byte_fallback
+    )
+    assert tokenizer.vocab_size == size
     assert tokenizer.special_ids == (0, 1, 2, 3, 4)
     assert tokenizer.tokens[:5] == tuple(SPECIALS)
     assert (tokenizer.tokens[5:261] == tuple(BYTES)) == byte_fallback
     ids = tokenizer.encode(lines)
     assert tokenizer.unk_id not in set(itertools.chain.from_iterable(ids))
-    assert sum(map(len, ids)) < sum(map(len, lines)) / 2
+    assert sum(map(len, ids)) < 0.6 * sum(map(len, lines))
     processor = library.SentencePieceProcessor(model_proto=tokenizer.model)
     assert [processor.Decode(line) for line in ids] == lines
     rare = spell(tokenizer, "ж")
@@ -157,10 +161,40 @@ def test_learned_model_spells_its_text(model_type, byte_fallback):
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_long_lines_are_learned_from(model_type):
+def test_the_vocabulary_is_that_of_the_words_alone(model_type):
     lines = random_lines(300)
-    whole = train_sentencepiece([" ".join(lines)], 500, model_type)
-    assert whole.tokens == train_sentencepiece(lines, 500, model_type).tokens
+    tokens = train_sentencepiece(lines, 400, model_type).tokens
+    for other in ([" ".join(lines)], "  ".join(lines).split(), reversed(lines)):
+        assert train_sentencepiece(other, 400, model_type).tokens == tokens
+    # The library alone learns the same, from text in which no passage comes twice.
+    model = io.BytesIO()
+    library.SentencePieceTrainer.Train(
+        sentence_iterator=iter([*lines, " ".join(sorted(set("".join(SPECIALS))))]),
+        model_writer=model,
+        model_type=model_type,
+        vocab_size=400,
+        hard_vocab_limit=False,
+        byte_fallback=True,
+        required_chars="".join(sorted(set("".join(SPECIALS)))),
+        control_symbols=["[PAD]", "[MASK]"],
+        unk_piece="[UNK]",
+        bos_piece="[CLS]",
+        eos_piece="[SEP]",
+        num_threads=1,
+        minloglevel=2,
+    )
+    processor = library.SentencePieceProcessor(model_proto=model.getvalue())
+    theirs = {processor.IdToPiece(i) for i in range(processor.GetPieceSize())}
+    assert theirs == set(tokens)
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_text_that_comes_twice_takes_no_longer(model_type):
+    # The library's own time is the square of this: an hour.
+    lines = random_lines(4000)
+    once = train_sentencepiece(lines, 400, model_type)
+    twice = train_sentencepiece(lines * 2, 400, model_type)
+    assert len(set(once.tokens) & set(twice.tokens)) > 380
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
@@ -171,6 +205,7 @@ def test_long_lines_are_learned_from(model_type):
         ["a"],
         ["", "\0", "  ", "\ud800"],
         ["a" * 70_000],
+        # NFKC makes 18 characters out of one.
         ["ﷺ" * 9000],
     ],
 )
@@ -216,10 +251,8 @@ def test_what_becomes_of_white_space_and_control_characters():
     assert "<0x00>" in spell(tokenizer, "ab\0cd")
 
 
-@pytest.mark.parametrize(
-    ("form", "one"), [("none", "ﬁ½"), ("nfkc", "ﬁ½"), ("nfc", "fi1⁄2")]
-)
-def test_the_rule_of_a_model_follows_the_form_that_text_is_read_in(form, one):
+@pytest.mark.parametrize("form", ["none", "nfkc", "nfc"])
+def test_the_rule_of_a_model_follows_the_form_that_text_is_read_in(form):
     normalisation = Normalisation(unicode=form)
     tokenizer = train_sentencepiece(
         random_lines(50), 400, "unigram", normalisation=normalisation
@@ -269,6 +302,17 @@ def test_a_mask_that_is_found_in_text_is_unknown_there(tmp_path):
     assert tokenizer.encode_with_offsets(["ab [MASK] cd"])[0].ids.tolist() == ids
 
 
+def test_a_model_that_does_not_mark_where_a_line_begins_is_refused(tmp_path):
+    model = foreign_model(
+        control_symbols=["[PAD]", "[CLS]", "[SEP]", "[MASK]"],
+        unk_piece="[UNK]",
+        add_dummy_prefix=False,
+    )
+    (tmp_path / "m.model").write_bytes(model)
+    with pytest.raises(InputError, match="add_dummy_prefix=false"):
+        load_sentencepiece(tmp_path / "m.model")
+
+
 def test_another_unknown_token_than_the_models_is_refused(tmp_path):
     model = foreign_model(control_symbols=SPECIALS)
     (tmp_path / "m.model").write_bytes(model)
@@ -285,5 +329,5 @@ def test_models_that_spell_spaces_behind_words(tmp_path):
     (tmp_path / "m.model").write_bytes(model)
     tokenizer = load_sentencepiece(tmp_path / "m.model")
     for line in random_lines(30):
-        words = words_of(tokenizer, line.removesuffix("."))
-        assert len(words) == len(line.split())
+        words = spelt_words(tokenizer, line.removesuffix("."))
+        assert [word.strip() for word in words if word.strip()] == line[:-1].split()

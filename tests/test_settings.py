@@ -14,6 +14,8 @@ from ml_collections import ConfigDict
 import toy
 from configs import default
 from spanbert_jax import settings
+from spanbert_jax.corpus.build import BuildOptions, build
+from spanbert_jax.corpus.runners import Local
 from spanbert_jax.corpus.store import Corpus
 from spanbert_jax.data.masking import SCHEMES
 from spanbert_jax.errors import InputError, StorageError
@@ -97,8 +99,6 @@ NOT_NEGATIVE = [
     "optimizer.weight_decay",
     "optimizer.clip_norm",
     "data.tag_share",
-    "data.weights",
-    "data.weighting",
     "data.mask_share",
     "data.random_share",
     "model.dropout",
@@ -332,6 +332,7 @@ IDENTITY = {
     "sbo.position_size",
     "sbo.depth",
     "sbo.boundaries",
+    "sbo.internal",
 }
 
 
@@ -389,21 +390,36 @@ def test_pairs_are_fed_when_asked_for(
 
 
 @pytest.mark.parametrize(
-    ("text", "count"),
-    [("one document of words\n", 1), ("one of words\n\na\n\nb\n", 1), ("a\n\nb\n", 0)],
+    ("text", "pairs"),
+    [
+        ("one document of words\n", 1),
+        ("one of words\n\na\n\nb\n", 1),
+        ("a\n\nb\n", 0),
+        ("one of words\n\nanother of words\n\nb\n", 2),
+    ],
 )
 def test_pairs_without_documents_to_draw_from_are_an_error(
-    config: ConfigDict, tmp_path: Path, text: str, count: int
+    config: ConfigDict, tmp_path: Path, text: str, pairs: int
 ) -> None:
-    corpus = toy.build_corpus(tmp_path / "corpus", text)
+    source = tmp_path / "text.txt"
+    source.write_text(text)
+    corpus = build(
+        BuildOptions(
+            output=tmp_path / "corpus",
+            input=(str(source),),
+            vocab_size=100,
+            valid_fraction=0.0,
+            runner=Local(1),
+        )
+    )
     config.data.cache = str(tmp_path)
     settings.feed(config, corpus, "train")
     config.data.pairs = True
     with pytest.raises(InputError) as caught:
         settings.feed(config, corpus, "train")
     assert str(caught.value) == (
-        "data.pairs needs documents to draw from: the training split of"
-        f" data.corpus={corpus.directory} has {count} of two tokens or more"
+        "data.pairs finds no document to draw second segments from: the training split"
+        f" of data.corpus={corpus.directory} makes {pairs} pairs"
     )
     # Held out there may be one, or none at all.
     assert settings.feed(config, corpus, "valid").plan.num_rows <= 1

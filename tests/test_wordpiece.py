@@ -1,11 +1,13 @@
 """WordPiece: files that are refused, what is learned, BERT's ids."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from spanbert_jax.corpus import wordpiece
 from spanbert_jax.corpus.tokenizers import STARTS, Normalisation, Specials
 from spanbert_jax.corpus.wordpiece import load_wordpiece, train_wordpiece
 from spanbert_jax.errors import InputError
@@ -167,3 +169,14 @@ def test_ids_of_bert():
     unused = sum(token.startswith("[unused") for token in tokenizer.tokens)
     assert unused == 101
     assert len(tokenizer.replacement_ids) == 28996 - 5 - unused
+
+
+def test_threads_share_a_tokenizer_whose_memory_is_short(monkeypatch):
+    monkeypatch.setattr(wordpiece, "_KNOWN_CHARACTERS", 200)
+    lines = random_lines(400)
+    tokenizer = train_wordpiece(lines, 300)
+    expected = tokenizer.encode(lines)
+    with ThreadPoolExecutor(8) as pool:
+        parts = [lines[begin::8] for begin in range(8)] * 5
+        found = list(pool.map(tokenizer.encode, parts))
+    assert found == [expected[begin::8] for begin in range(8)] * 5

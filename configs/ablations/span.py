@@ -2,7 +2,7 @@
 
 Reproduces: the row "geometric spans" of the paper's Table 6, masking schemes: as far as
 the table shows, all of them on pairs with NSP and without SBO.
-Expected: none was measured here; compare with the other schemes, span.py among them.
+Expected: none was measured here; compare with the other schemes.
 Cost: that of configs/base.py less the SBO head.
 Command: python -m spanbert_jax.main --config=configs/ablations/span.py \
     --config.data.corpus=DIR --workdir=runs/span

@@ -24,12 +24,13 @@ from spanbert_jax.corpus.runners import Beam, Local, Runner
 from spanbert_jax.corpus.samples import sample_lines
 from spanbert_jax.corpus.scan import Scan, held_out_threshold, repeated, scan
 from spanbert_jax.corpus.sentencepiece import train_sentencepiece
-from spanbert_jax.corpus.sources import FORMATS, Reading, find_sources
+from spanbert_jax.corpus.sources import FORMATS, Reading, Source, find_sources
 from spanbert_jax.corpus.tags import DEFAULT_MODEL, Tagging, make_tagging
 from spanbert_jax.corpus.tokenizers import (
     Normalisation,
     Specials,
     Tokenizer,
+    check_spellings,
     load_tokenizer,
 )
 from spanbert_jax.corpus.wordpiece import train_wordpiece
@@ -46,6 +47,7 @@ _SAMPLE_CHARACTERS: dict[Kind, int] = {
     "unigram": 25_000_000,
     "bpe": 25_000_000,
 }
+_COUNTED_AT_A_TIME = 10_000_000
 # More unknown tokens than this share of a source deserve a warning: a vocabulary that
 # fits its text has a tenth of it, or less.
 _MUCH_UNKNOWN = 0.01
@@ -59,7 +61,8 @@ class BuildOptions:
         output: the corpus directory to make.
         input: paths, globs, URLs or "tfds:NAME"; none for the embedded text.
         reading: how to read it.
-        tokenizer: the kind of vocabulary to learn.
+        tokenizer: the kind of vocabulary to learn; None means WordPiece. Not together
+            with `vocab`.
         vocab: a WordPiece vocabulary or a SentencePiece model, or None: learn one.
         vocab_size: tokens to learn; None means 8192. Not together with `vocab`.
         byte_fallback: SentencePiece that is learnt: spell unknown characters by bytes.
@@ -79,7 +82,7 @@ class BuildOptions:
     output: Path
     input: tuple[str, ...] = ()
     reading: Reading = field(default_factory=Reading)
-    tokenizer: Kind = "wordpiece"
+    tokenizer: Kind | None = None
     vocab: Path | None = None
     vocab_size: int | None = None
     byte_fallback: bool = True
@@ -93,6 +96,16 @@ class BuildOptions:
     spacy_model: str = DEFAULT_MODEL
     runner: Runner = field(default_factory=lambda: Local(os.cpu_count() or 1))
     part_size: int | None = None
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of vocabulary to learn."""
+        return self.tokenizer or "wordpiece"
+
+    @property
+    def size(self) -> int:
+        """Tokens to learn."""
+        return DEFAULT_VOCAB_SIZE if self.vocab_size is None else self.vocab_size
 
     @property
     def normalisation(self) -> Normalisation:
@@ -123,37 +136,35 @@ class _Job:
     tagging: Tagging
 
     @property
-    def vocab_size(self) -> int:
-        """Tokens to learn."""
-        size = self.options.vocab_size
-        return DEFAULT_VOCAB_SIZE if size is None else size
-
-    @property
     def identity(self) -> dict[str, Any]:
         """What makes two builds the same; holds no path and no machine's trait."""
-        options = self.options
-        learnt = {
-            "tokenizer": options.tokenizer,
-            "vocab_size": self.vocab_size,
-            "byte_fallback": options.byte_fallback,
-        }
         return {
             "format_version": store.FORMAT_VERSION,
             **self.scan.describe(),
-            "options": {
-                "text_field": options.reading.text_field,
-                "invalid": options.reading.invalid,
-                "vocabulary": self.given.sha256 if self.given else learnt,
-                "normalisation": asdict(options.normalisation),
-                "special_tokens": asdict(options.specials),
-                "valid_fraction": float(options.valid_fraction),
-                "min_tokens": options.min_tokens,
-                "dedup": options.dedup,
-                "tags": list(self.tagging.kinds),
-                "tagger": self.tagging.version,
-                "part_size": options.part_size,
-            },
+            "options": _describe_options(self.options, self.given, self.tagging),
         }
+
+
+def _describe_options(
+    options: BuildOptions, given: Tokenizer | None, tagging: Tagging
+) -> dict[str, Any]:
+    """The options that decide what a corpus holds."""
+    learnt = {"tokenizer": options.kind, "vocab_size": options.size}
+    if options.kind != "wordpiece":
+        learnt["byte_fallback"] = options.byte_fallback
+    return {
+        "text_field": options.reading.text_field,
+        "invalid": options.reading.invalid,
+        "vocabulary": given.sha256 if given else learnt,
+        "normalisation": asdict(options.normalisation),
+        "special_tokens": asdict(options.specials),
+        "valid_fraction": float(options.valid_fraction),
+        "min_tokens": options.min_tokens,
+        "dedup": options.dedup,
+        "tags": list(tagging.kinds),
+        "tagger": tagging.version,
+        "part_size": options.part_size,
+    }
 
 
 def build(options: BuildOptions, wait: bool = False) -> store.Corpus:
@@ -174,6 +185,7 @@ def build(options: BuildOptions, wait: bool = False) -> store.Corpus:
     sources = find_sources(options.input, options.reading)
     tagging = make_tagging(options.tags, options.spacy_model)
     given = options.vocab and _load_vocabulary(options, options.vocab, "--vocab")
+    _refuse_other(options, sources, _describe_options(options, given, tagging))
     try:
         with workspace.lock(partial, wait):
             workspace.claim(partial)
@@ -186,6 +198,7 @@ def build(options: BuildOptions, wait: bool = False) -> store.Corpus:
                 return finished
             if workspace.recorded_identity(partial) != job.identity:
                 _fill(job)
+            store.open_corpus(partial)  # Whatever is amiss shows before the renaming.
             workspace.publish(partial, options.output)
     except BrokenProcessPool as error:
         raise StorageError(
@@ -237,7 +250,7 @@ def check_options(options: BuildOptions) -> None:
     reading = options.reading
     for name, value, known in (
         ("format", reading.format, FORMATS),
-        ("tokenizer", options.tokenizer, KINDS),
+        ("tokenizer", options.kind, KINDS),
         ("invalid", reading.invalid, ("replace", "strict")),
         ("unicode", reading.unicode, ("none", "nfc", "nfkc")),
     ):
@@ -245,10 +258,17 @@ def check_options(options: BuildOptions) -> None:
             raise InputError(f"--{name}={value} is none of {', '.join(known)}")
     if reading.format == "embedded" and options.input:
         raise InputError("--format=embedded reads no file; leave --input out")
-    if options.vocab is not None and options.vocab_size is not None:
+    for name in ("vocab_size", "tokenizer"):
+        value = getattr(options, name)
+        if options.vocab is not None and value is not None:
+            raise InputError(
+                f"--vocab={options.vocab} and --{name}={value} exclude each other: use"
+                " a vocabulary or learn one"
+            )
+    check_spellings(options.specials)
+    if "," in str(options.output):
         raise InputError(
-            f"--vocab={options.vocab} and --vocab_size={options.vocab_size} exclude"
-            " each other: use a vocabulary or learn one"
+            f"--output={options.output} has a comma, which parts corpora in data.corpus"
         )
     if not 0 <= options.valid_fraction < 1:
         raise InputError(f"--valid_fraction={options.valid_fraction} is not in [0, 1)")
@@ -274,16 +294,34 @@ def _check_text(job: _Job) -> None:
         )
 
 
+def _refuse_other(
+    options: BuildOptions, sources: Sequence[Source], described: dict[str, Any]
+) -> None:
+    """Refuses, before an hour of reading, what is known without any."""
+    recorded = workspace.recorded_identity(options.output)
+    if recorded is None:
+        return
+    names = [(source.name, source.size, source.format) for source in sources]
+    keys = ("name", "bytes", "format")
+    known = [tuple(entry[key] for key in keys) for entry in recorded["sources"]]
+    if names != known or described != recorded["options"]:
+        raise _other(options.output)
+
+
+def _other(output: Path) -> InputError:
+    return InputError(
+        f"--output={output} holds a corpus of other text or options; it was left as it"
+        " is: choose another name or remove it"
+    )
+
+
 def _find_finished(job: _Job) -> store.Corpus | None:
     output = job.options.output
     if not (output / store.MANIFEST).exists():
         return None
     if workspace.recorded_identity(output) != job.identity:
         workspace.abandon(job.directory)
-        raise InputError(
-            f"--output={output} holds a corpus of other text or options; it was left"
-            " as it is: choose another name or remove it"
-        )
+        raise _other(output)
     corpus = store.open_corpus(output)
     print(f"{output} is finished already, with this text and these options")
     return corpus
@@ -368,7 +406,7 @@ def _settle_vocabulary(job: _Job, threshold: int) -> Tokenizer:
 def _learn_vocabulary(job: _Job, threshold: int) -> Tokenizer:
     """Learns from the training documents, or from as many of them as are enough."""
     options = job.options
-    characters = _SAMPLE_CHARACTERS[options.tokenizer]
+    characters = _SAMPLE_CHARACTERS[options.kind]
     lines = sample_lines(
         job.scan,
         characters,
@@ -377,21 +415,21 @@ def _learn_vocabulary(job: _Job, threshold: int) -> Tokenizer:
         job.directory,
         _digest(job.identity),
     )
-    print(f"learning {options.tokenizer}, {job.vocab_size:,} tokens", flush=True)
-    if options.tokenizer == "wordpiece":
+    print(f"learning {options.kind}, {options.size:,} tokens", flush=True)
+    if options.kind == "wordpiece":
         vocabulary = train_wordpiece(
-            lines, job.vocab_size, options.specials, options.normalisation
+            lines, options.size, options.specials, options.normalisation
         )
     else:
         vocabulary = train_sentencepiece(
             lines,
-            job.vocab_size,
-            options.tokenizer,
+            options.size,
+            options.kind,
             options.specials,
             options.normalisation,
             options.byte_fallback,
         )
-    if vocabulary.vocab_size < job.vocab_size:
+    if vocabulary.vocab_size < options.size:
         print(f"the text gave {vocabulary.vocab_size:,} tokens, no more")
     return vocabulary
 
@@ -401,7 +439,10 @@ def _count_tokens(partial: Path, split: dict[str, Any], size: int) -> np.ndarray
     counts = np.zeros(size, np.int64)
     for shard in split["shards"]:
         tokens = np.load(partial / f"{shard['name']}.tokens.npy", mmap_mode="r")
-        counts += np.bincount(tokens, minlength=size)
+        # NumPy counts int64, eight bytes a token.
+        for begin in range(0, len(tokens), _COUNTED_AT_A_TIME):
+            part = tokens[begin : begin + _COUNTED_AT_A_TIME]
+            counts += np.bincount(part, minlength=size)
     return counts
 
 

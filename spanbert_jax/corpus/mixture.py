@@ -43,11 +43,10 @@ class Mixture:
     @functools.cached_property
     def names(self) -> tuple[str, ...]:
         """Short names, none twice."""
-        short = [corpus.directory.name for corpus in self.corpora]
-        return tuple(
-            name if short.count(name) == 1 else f"{name}-{number}"
-            for number, name in enumerate(short, start=1)
-        )
+        short = [corpus.directory.resolve().name for corpus in self.corpora]
+        if len(set(short)) == len(short):
+            return tuple(short)
+        return tuple(f"{number}-{name}" for number, name in enumerate(short, start=1))
 
 
 def mix(corpora: Sequence[Corpus]) -> Mixture:
@@ -62,7 +61,7 @@ def mix(corpora: Sequence[Corpus]) -> Mixture:
             if corpus.manifest[key] != first.manifest[key]:
                 raise InputError(
                     f"data.corpus: {corpus.directory} and {first.directory} differ in"
-                    f" their {key}; prepare one with"
+                    f" their {key}; prepare one with the options of the other and"
                     f" --vocab={first.directory / first.manifest['tokenizer']['file']}"
                 )
         if corpus.fingerprint in {c.fingerprint for c in corpora[:place]}:

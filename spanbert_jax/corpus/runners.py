@@ -9,13 +9,13 @@ import abc
 import functools
 import multiprocessing
 import os
+import signal
 import sys
 import tempfile
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -82,13 +82,13 @@ class Local:
     """Runs tasks on this machine.
 
     Attributes:
-        workers: processes; 1 works in this one. The tasks in flight are one more.
+        workers: processes; 1 works in this one.
     """
 
     workers: int
 
     def __call__(self, job: Job, tasks: Sequence[Task], directory: Path) -> None:
-        """Does all tasks, in their order as far as there are workers.
+        """Does all tasks, begun in their order.
 
         Args:
             job: what to do with each.
@@ -114,20 +114,11 @@ class Local:
         progress: "_Progress",
     ) -> None:
         pool = _start_pool(min(self.workers, len(tasks)))
-        in_flight: deque[tuple[Task, Future[None]]] = deque()
-
-        def collect() -> None:
-            task, future = in_flight.popleft()
-            future.result()
-            progress.advance(task.size)
-
         try:
-            for task in tasks:
-                in_flight.append((task, pool.submit(work, task, directory)))
-                if len(in_flight) > self.workers:
-                    collect()
-            while in_flight:
-                collect()
+            sizes = {pool.submit(work, task, directory): task.size for task in tasks}
+            for future in as_completed(sizes):
+                future.result()
+                progress.advance(sizes[future])
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -151,14 +142,29 @@ class Beam:
         """Refuses what cannot run.
 
         Raises:
-            InputError: Beam is not installed.
+            InputError: Beam is not installed, does not know the runner or an option,
+                or the workers could not reach the files.
         """
         try:
-            import apache_beam  # noqa: F401
+            from apache_beam.options.pipeline_options import PipelineOptions
+            from apache_beam.runners import create_runner
         except ImportError as error:
             raise InputError(
                 f"--runner={self.runner} needs Apache Beam: {_INSTALL_BEAM}"
             ) from error
+        try:
+            create_runner(self.runner)
+            PipelineOptions(list(self.options)).get_all_options()
+        except (ValueError, SystemExit) as error:
+            raise InputError(
+                f"--runner={self.runner} with --beam_option={list(self.options)}: Beam"
+                f" refuses it: {error}"
+            ) from error
+        if "dataflow" in self.runner.lower() and "://" not in self.stage:
+            raise InputError(
+                f"--stage={self.stage} must be a URL that the machines of"
+                f" --runner={self.runner} can write to, such as gs://bucket/stage"
+            )
 
     def __call__(self, job: Job, tasks: Sequence[Task], directory: Path) -> None:
         """Does all tasks, in any order; arguments as for `Local`.
@@ -169,6 +175,8 @@ class Beam:
         if not tasks:
             return
         print(f"{job.title}: {len(tasks):,} parts on {self.runner}", flush=True)
+        for stale in directory.glob(f"*{_FAILED_SUFFIX}"):
+            stale.unlink()
         # What another job left on the stage must not pass for this one's.
         stage = f"{self.stage.rstrip('/')}/{job.key}" if self.stage else ""
         inputs = {name for task in tasks for name in task.inputs}
@@ -182,7 +190,7 @@ class Beam:
             [f"--runner={self.runner}", *self.options],
         )
         if stage:
-            _copy_down(stage, directory, inputs)
+            _copy_down(stage, directory, inputs, {task.marker for task in tasks})
         for path in sorted(directory.glob(f"*{_FAILED_SUFFIX}")):
             failure = store.read_json(path)
             path.unlink()
@@ -253,11 +261,18 @@ def _copy_up(directory: Path, stage: str, names: Iterable[str]) -> None:
             files.put_file(str(directory / name), f"{root}/{name}")
 
 
-def _copy_down(stage: str, directory: Path, inputs: Collection[str]) -> None:
-    """Moves what the tasks made, and removes the stage."""
+def _copy_down(
+    stage: str, directory: Path, inputs: Collection[str], markers: Collection[str]
+) -> None:
+    """Moves what the tasks made, markers last, and removes the stage."""
     files, root = fsspec.url_to_fs(stage)
-    for remote in sorted(files.ls(root, detail=False)):
-        name = remote.rstrip("/").rsplit("/", 1)[-1]
+    files.invalidate_cache()
+    found = {
+        remote.rstrip("/").rsplit("/", 1)[-1]: remote
+        for remote in files.ls(root, detail=False)
+    }
+    for name in sorted(found, key=lambda name: (name in markers, name)):
+        remote = found[name]
         if name not in inputs:
             temporary = directory / f"{name}.tmp"
             files.get_file(remote, str(temporary))
@@ -310,6 +325,8 @@ def _start_pool(workers: int) -> ProcessPoolExecutor:
 def _start_worker() -> None:
     # One process per core is all the parallelism that there is to gain.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    # Ctrl-C goes to all processes of a terminal; the parent ends this one.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

@@ -2,7 +2,8 @@
 
 A build reads its text up to three times and keeps none of it. The first reading leaves
 a hash of each document on disk, by which the later ones make sure that they see the
-same text. Memory stays bounded however many documents there are.
+same text. Memory does not grow with the text: at most by a byte a document, where
+repeated ones are looked for.
 """
 
 import hashlib
@@ -204,7 +205,8 @@ def held_out_threshold(
     counts = np.zeros(2**16, np.int64)
     largest = 0
     for chunk in hashes():
-        counts += np.bincount(chunk >> np.uint64(48), minlength=2**16)
+        upper = (chunk >> np.uint64(48)).astype(np.int64)
+        counts += np.bincount(upper, minlength=2**16)
         largest = max(largest, int(chunk.max(initial=0)))
     total = int(counts.sum())
     if fraction == 0 or total < 2:

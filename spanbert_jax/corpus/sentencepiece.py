@@ -2,9 +2,11 @@
 
 import functools
 import io
+import random
 import re
 import string
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, field
 from itertools import chain
@@ -49,9 +51,12 @@ _CJK_LEADS = range(0xE4, 0xEA)
 _BYTES = 256
 # The library's default. What is left out is spelt in bytes, or unknown.
 _CHARACTER_COVERAGE = 0.9995
-# The trainer passes over lines of too many bytes without a word, ends the process at a
-# word of 65,536 characters, and takes time by the square of a line that comes twice.
-_TRAINING_CHARACTERS = 500
+# Longer words are cut to learn from: a piece has 16 characters at most, and the trainer
+# ends the process at a word of 65,536.
+_LONGEST_WORD = 200
+_WORDS_PER_LINE = 50
+# A word is learned from so many times, and then as often as all others together.
+_LEAST_COUNT = 20
 # Bytes of a character in UTF-8, at most.
 _LONGEST_CODE = 4
 # Of the library's messages, those below an error.
@@ -114,18 +119,19 @@ class SentencePiece(Tokenizer):
         ]
 
     def _align(self, texts: list[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        folded = [self._fold(text) for text in texts]
         mappings = self._processor.Encode(
-            [self._fold(text) for text in texts],
-            num_threads=1,
-            return_type="offset_mapping",
+            folded, num_threads=1, return_type="offset_mapping"
         )
-        return [
-            (
-                self._hide(mapping["ids"]),
-                _visible(text, self._fold.places(text), mapping["offsets"]),
-            )
-            for text, mapping in zip(texts, mappings, strict=True)
-        ]
+        aligned = []
+        for text, seen, mapping in zip(texts, folded, mappings, strict=True):
+            places = self._fold.places(text)
+            ranges = [
+                (places[begin], places[end - 1] + 1)
+                for begin, end in _visible(seen, mapping["offsets"])
+            ]
+            aligned.append((self._hide(mapping["ids"]), ranges))
+        return aligned
 
     def _hide(self, ids: list[int]) -> list[int]:
         """Puts the unknown id for special tokens that the model finds in text."""
@@ -169,19 +175,26 @@ def load_sentencepiece(
 
     Raises:
         InputError: the file is unreadable or no such model, a special token is
-            missing, or its unknown token is spelt in another way.
+            missing, its unknown token is spelt in another way, or it does not tell
+            where the first word of a line begins.
     """
     where = f"{setting}={model_file}"
     model = read_file(model_file, setting)
     if not model:
         raise InputError(f"{where} is empty")
+    processor = library.SentencePieceProcessor()
     try:
-        library.SentencePieceProcessor().LoadFromSerializedProto(model)
+        processor.LoadFromSerializedProto(model)
     except RuntimeError as error:
         raise InputError(
             f"{where} is no SentencePiece model, or it is cut short (the name of a"
             " WordPiece vocabulary must not end in .model)"
         ) from error
+    if _SPACE not in "".join(processor.Encode("a", out_type=str)):
+        raise InputError(
+            f"{where} does not mark the beginning of a line's first word (it was learnt"
+            " with add_dummy_prefix=false): lines would run into each other"
+        )
     return _tokenizer(model, specials or Specials(), normalisation, where)
 
 
@@ -193,7 +206,7 @@ def train_sentencepiece(
     normalisation: Normalisation | None = None,
     byte_fallback: bool = True,
 ) -> SentencePiece:
-    """Learns a SentencePiece model: a function of the lines, in their order.
+    """Learns a SentencePiece model: a function of the lines' words only.
 
     Ids 0 to 4 are padding, unknown, [CLS], [SEP] and [MASK]; then come the 256 bytes.
     The model's own rule is the library's nmt_nfkc, which makes white space a space,
@@ -201,7 +214,8 @@ def train_sentencepiece(
     read in NFC it leaves the last of these out.
 
     Args:
-        lines: the text, read once; the library holds all of it in memory.
+        lines: the text, read once; the library holds all of it in memory, and takes
+            some 25 times its size for a unigram model.
         vocab_size: the number of tokens wanted; a small text gives fewer.
         model_type: "unigram" or "bpe".
         specials: spellings of the special tokens; None means BERT's way.
@@ -219,9 +233,8 @@ def train_sentencepiece(
     # For the whole process: the library has no other way to keep its progress quiet.
     library.set_min_log_level(_QUIET)
     fold, rule = _Fold(normalisation), _rule(normalisation)
-    texts = _training_texts(lines, fold)
-    first = next((text for text in texts if rule.Normalize(text)), None)
-    if first is None:
+    words = _count_words(lines, fold, rule)
+    if not words:
         raise InputError("--vocab_size: the training documents hold no word to learn")
     # A text that spells a special token must have pieces to be spelt with: in a
     # tokenizer of Hugging Face, the special one is what is left otherwise.
@@ -243,7 +256,7 @@ def train_sentencepiece(
         "control_symbols": [specials.mask],
     }
     # The BPE trainer ends the process if a required character is not in the text.
-    model = _learn(chain([first], texts, [" ".join(required)]), settings)
+    model = _learn(chain(_shuffle(words), [" ".join(required)]), settings)
     return _tokenizer(model, specials, normalisation, "--vocab_size")
 
 
@@ -259,7 +272,7 @@ def _learn(texts: Iterable[str], settings: dict[str, Any]) -> bytes:
             bos_id=2,
             eos_id=3,
             character_coverage=_CHARACTER_COVERAGE,
-            max_sentence_length=_LONGEST_CODE * _TRAINING_CHARACTERS,
+            max_sentence_length=_LONGEST_CODE * _WORDS_PER_LINE * (_LONGEST_WORD + 1),
             # A text with fewer pieces gives a smaller vocabulary, not an error.
             hard_vocab_limit=False,
             # Each number of threads gives another vocabulary.
@@ -309,11 +322,38 @@ def _tokenizer(
     return tokenizer
 
 
-def _training_texts(lines: Iterable[str], fold: "_Fold") -> Iterator[str]:
-    # The trainer cuts at spaces itself, whatever the line.
+def _count_words(
+    lines: Iterable[str], fold: "_Fold", rule: library.SentencePieceNormalizer
+) -> Counter[str]:
+    """Counts what white space parts, as the model will see it, in sorted order."""
+    chunks: Counter[str] = Counter()
     for line in lines:
-        for _, text in cut(fold(without_surrogates(line)), _TRAINING_CHARACTERS):
-            yield text
+        chunks.update(line.split())
+    words: Counter[str] = Counter()
+    for chunk, count in chunks.items():
+        text = rule.Normalize(fold(without_surrogates(chunk)))
+        for normal in filter(None, text.split(_SPACE)):
+            for _, word in cut(normal, _LONGEST_WORD):
+                words[word] += count
+    return Counter(dict(sorted(words.items())))
+
+
+def _shuffle(words: Counter[str]) -> Iterator[str]:
+    """Yields lines of the words, each as often as it was counted, in no order.
+
+    The trainer looks at words only, so that the vocabulary is that of the text. But it
+    takes time by the square of a passage that comes twice: hours for two copies of a
+    document of a million characters. A word that is most of the text comes less often.
+    """
+    total = words.total()
+    text = [
+        word
+        for word, count in words.items()
+        for _ in range(min(count, _LEAST_COUNT + total - count))
+    ]
+    random.Random(0).shuffle(text)
+    for start in range(0, len(text), _WORDS_PER_LINE):
+        yield " ".join(text[start : start + _WORDS_PER_LINE])
 
 
 def _rule(normalisation: Normalisation) -> library.SentencePieceNormalizer:
@@ -358,27 +398,23 @@ class _Fold:
 
 
 def _visible(
-    text: str, places: Sequence[int], offsets: Iterable[tuple[int, int]]
-) -> list[tuple[int, int]]:
-    """Returns ranges of a text's characters, without white space at their ends.
+    text: str, offsets: Iterable[tuple[int, int]]
+) -> Iterable[tuple[int, int]]:
+    """Returns ranges of a text, none empty, without white space at their ends.
 
     Args:
-        text: as it was before the fold.
-        places: for each character of the folded text, its origin's place.
-        offsets: ranges of the folded text. Of several tokens that one character
-            became, the last has the character and the others have nothing.
+        text: what the library saw.
+        offsets: as the library has them. Of several tokens that one character became,
+            the last has the character and the others have nothing.
     """
-    ranges = [
-        _strip(text, places[begin], places[end - 1] + 1) if begin < end else None
-        for begin, end in offsets
-    ]
+    ranges = [_strip(text, begin, end) for begin, end in offsets]
     # Some models let spaces stand at the end, or in a text of nothing else.
     following = next(filter(None, reversed(ranges)), (0, len(text)))
     filled = []
     for found in reversed(ranges):
         following = found or following
         filled.append(following)
-    return filled[::-1]
+    return reversed(filled)
 
 
 def _strip(text: str, begin: int, end: int) -> tuple[int, int] | None:

@@ -224,7 +224,7 @@ def _chunks(task: _Task, directory: Path, tokenizer: Tokenizer) -> Iterator[_Chu
 
     for source, document in task.part.documents(Dirt()):
         if last >= len(hashes) or hash_document(document) != int(hashes[last]):
-            raise _changed(task.part)
+            raise _changed(task.part, source)
         documents.append(document)
         sources.append(source)
         last += 1
@@ -233,14 +233,18 @@ def _chunks(task: _Task, directory: Path, tokenizer: Tokenizer) -> Iterator[_Chu
             yield tokenise()
             first, characters, documents, sources = last, 0, [], []
     if last < len(hashes):
-        raise _changed(task.part)
+        raise _changed(task.part, task.part.pieces[-1].source)
     if documents:
         yield tokenise()
 
 
-def _changed(part: Part) -> InputError:
-    names = ", ".join(source.location for source in part.sources[:3])
-    return InputError(f"--input: {names} changed while it was read")
+def _changed(part: Part, number: int) -> InputError:
+    (location, *_) = (
+        source.location
+        for piece, source in zip(part.pieces, part.sources, strict=True)
+        if piece.source == number
+    )
+    return InputError(f"--input: {location} changed while it was read")
 
 
 def _tokenise(

@@ -147,8 +147,11 @@ def cut_into_parts(
 
 
 def _split_patterns(patterns: Sequence[str]) -> list[str]:
-    parts = [part.strip() for pattern in patterns for part in pattern.split(",")]
-    parts = [part for part in parts if part]
+    parts = []
+    for pattern in patterns:
+        # A file may have a comma in its name.
+        known = [pattern] if os.path.exists(pattern) else pattern.split(",")
+        parts += [part.strip() for part in known if part.strip()]
     if not parts:
         raise InputError("--input is missing; it names the text files to read")
     return parts

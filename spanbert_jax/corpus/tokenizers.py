@@ -143,11 +143,6 @@ class Tokenizer(abc.ABC):
         """
 
     @functools.cached_property
-    def starts_word(self) -> np.ndarray:
-        """Bool [V]: whether a token begins a word, whatever stands before it."""
-        return (self.word_edges & STARTS) != 0
-
-    @functools.cached_property
     def replacement_ids(self) -> np.ndarray:
         """int32 [W]: the ids that may stand in for a masked token, in rising order.
 

@@ -72,28 +72,29 @@ class WordPiece(Tokenizer):
 
     def _encode(self, texts: list[str]) -> list[list[int]]:
         chunks = [text.split(" ") for text in texts]
-        self._learn_chunks(chain.from_iterable(chunks))
-        known = self._known.__getitem__
+        known = self._learn_chunks(chain.from_iterable(chunks)).__getitem__
         return [list(chain.from_iterable(map(known, text))) for text in chunks]
 
     def _align(self, texts: list[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
         encodings = self._encoder.encode_batch(texts)
         return [(encoding.ids, encoding.offsets) for encoding in encodings]
 
-    def _learn_chunks(self, chunks: Iterable[str]) -> None:
+    def _learn_chunks(self, chunks: Iterable[str]) -> "_Chunks":
         """Encodes what is not yet known of the text between spaces.
 
         No step of the encoder looks across a space, and most chunks are old
         acquaintances: to look them up is many times as fast.
         """
-        if self._known.characters > _KNOWN_CHARACTERS:
-            self._known.clear()
-            self._known.characters = 0
-        new = [chunk for chunk in dict.fromkeys(chunks) if chunk not in self._known]
+        known = self._known
+        if known.characters > _KNOWN_CHARACTERS:
+            # A new one: another thread may be reading from the old.
+            known = self.__dict__["_known"] = _Chunks()
+        new = [chunk for chunk in dict.fromkeys(chunks) if chunk not in known]
         encodings = self._encoder.encode_batch_fast(new)
         for chunk, encoding in zip(new, encodings, strict=True):
-            self._known[chunk] = encoding.ids
-        self._known.characters += sum(map(len, new))
+            known[chunk] = encoding.ids
+        known.characters += sum(map(len, new))
+        return known
 
     @functools.cached_property
     def _known(self) -> "_Chunks":

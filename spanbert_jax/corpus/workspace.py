@@ -28,6 +28,11 @@ def check_output(output: Path) -> None:
         InputError: something else than a corpus is there.
         StorageError: nothing can be written there.
     """
+    if "://" in str(output) or ":/" in str(output):
+        raise InputError(
+            f"--output={output} is a URL; a corpus is read through memory maps and must"
+            " lie on a local disk"
+        )
     try:
         if (output / store.MANIFEST).exists():
             return
@@ -102,6 +107,8 @@ def begin(partial: Path, identity: dict[str, Any]) -> None:
     if recorded == identity:
         print(f"going on with {partial}", flush=True)
         return
+    # First, or a kill would leave another build's name on what is left of it.
+    store.write_json(partial / _STATE, {})
     others = [
         path
         for path in partial.iterdir()
@@ -109,7 +116,7 @@ def begin(partial: Path, identity: dict[str, Any]) -> None:
     ]
     if any(path.suffix != ".tmp" for path in others):
         print(f"{partial} is of other text or options; starting anew", flush=True)
-    for path in others:
+    for path in sorted(others, key=lambda path: path.name != store.MANIFEST):
         _remove(path)
     store.write_json(partial / _STATE, identity)
 

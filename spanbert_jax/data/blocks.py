@@ -5,7 +5,7 @@ A block, which is what one [CLS] leads, is a segment; in pair runs it is two.
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -14,6 +14,8 @@ from spanbert_jax.corpus.store import Shard
 from spanbert_jax.corpus.tokenizers import ENDS, STARTS
 from spanbert_jax.errors import InputError
 
+# Tokens that are cut at a time: it takes some ten bytes of memory for each.
+_PORTION_TOKENS = 8_000_000
 # The size of a word that is not to be masked: no budget has room for it.
 _NEVER = np.iinfo(np.int64).max
 
@@ -306,7 +308,45 @@ def cut_shard(
     Raises:
         InputError: a token id is outside the vocabulary.
     """
-    check_ids(shard, 0, len(shard.tokens), len(word_edges))
+    parts = []
+    for begin, part in _portions(shard):
+        # Of the whole shard: it knows the numbers of its documents.
+        check_ids(shard, begin, begin + len(part.tokens), len(word_edges))
+        own = _cut_portion(part, number, cut, word_edges, unk_id, slots)
+        parts.append(dataclasses.replace(own, start=own.start + begin))
+    return join_segments(parts)
+
+
+def _portions(shard: Shard) -> Iterator[tuple[int, Shard]]:
+    """Whole documents of some millions of tokens at a time, and where they begin."""
+    first, last = 0, len(shard.documents) - 1
+    while first < last:
+        begin = int(shard.documents[first])
+        limit = begin + _PORTION_TOKENS
+        fitting = int(np.searchsorted(shard.documents, limit, side="right")) - 1
+        stop = max(fitting, first + 1)
+        end = int(shard.documents[stop])
+        lines = slice(*np.searchsorted(shard.lines, [begin, end + 1]))
+        yield (
+            begin,
+            Shard(
+                shard.name,
+                shard.tokens[begin:end],
+                shard.documents[first : stop + 1] - begin,
+                shard.lines[lines] - begin,
+            ),
+        )
+        first = stop
+
+
+def _cut_portion(
+    shard: Shard,
+    number: int,
+    cut: Cut,
+    word_edges: np.ndarray,
+    unk_id: int,
+    slots: int,
+) -> Segments:
     starts = word_starts(shard.tokens, word_edges)
     starts[shard.documents[:-1]] = True
     stop, used = _cut_documents(shard, starts, cut)

@@ -12,7 +12,7 @@ from spanbert_jax.corpus.store import Corpus
 from spanbert_jax.corpus.tokenizers import Tokenizer
 from spanbert_jax.data import counter
 from spanbert_jax.data.batch import Feed, MaskedBlocks
-from spanbert_jax.data.blocks import target_budget, word_starts
+from spanbert_jax.data.blocks import target_budget
 from spanbert_jax.data.masking import ACTION_NAMES, KEEP, SCHEMES, Spans
 from spanbert_jax.data.pairs import IS_RANDOM, segment_capacity
 from spanbert_jax.data.plan import Plan
@@ -273,7 +273,7 @@ def describe_block(
         width: columns to fill.
         paint: gives colours.
     """
-    view = _view(feed, tokenizer, masked)
+    view = _view(tokenizer, masked)
     pieces = feed.plan.segments_of(np.array([block])).tolist()
     source = _origin(feed, pieces[0])
     if feed.plan.is_paired:
@@ -316,20 +316,18 @@ class _View:
     spans: list[_Span]
 
 
-def _view(feed: Feed, tokenizer: Tokenizer, masked: MaskedBlocks) -> _View:
+def _view(tokenizer: Tokenizer, masked: MaskedBlocks) -> _View:
     tokens = [_printable(tokenizer.tokens[i]) for i in masked.tokens]
-    inner = ~word_starts(masked.tokens, feed.word_edges)
-    texts = [
-        token.removeprefix("##") if within else token
-        for token, within in zip(tokens, inner, strict=True)
-    ]
+    spelt = [tokenizer.spell(i) for i in masked.tokens]
+    texts = [_printable(text) for text, _ in spelt]
+    spaced = np.array([is_spaced for _, is_spaced in spelt], bool)
     # A segment that begins inside a word keeps [CLS] or [SEP] apart.
-    inner[masked.segments[:-1]] = False
+    spaced[masked.segments[:-1]] = True
     cls, sep = tokenizer.specials.cls, tokenizer.specials.sep
     return _View(
         tokens=_between(masked.segments, tokens, cls, sep),
         texts=_between(masked.segments, texts, cls, sep),
-        spaced=_between(masked.segments, (~inner).tolist(), True, True),
+        spaced=_between(masked.segments, spaced.tolist(), True, True),
         spans=list(_spans(masked, tokenizer)),
     )
 

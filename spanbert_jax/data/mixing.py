@@ -5,6 +5,7 @@ corpus has its fixed number of places in a cycle, and a keyed permutation says w
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
@@ -18,6 +19,8 @@ from spanbert_jax.errors import InputError
 
 # Places of a cycle where weights are shares: a share is exact to 1/10,000.
 _CYCLE = 10_000
+# Where weights count epochs: the finest part of a row that is told apart.
+_FINEST = 1_000_000
 
 
 def places_by_share(weights: Sequence[Fraction]) -> np.ndarray:
@@ -52,17 +55,26 @@ def places_by_epochs(
 ) -> np.ndarray:
     """Places of a cycle for weights that say how often each corpus is read.
 
-    A cycle reads the rows of corpus c weights[c] times, up to rounding.
-
     Args:
-        weights: of each of C corpora, above 0.
+        weights: of each of C corpora, above 0; only their ratios count.
         num_rows: rows of each, at least 1.
 
     Returns:
-        int64 [C].
+        int64 [C]: weight times rows, all times the least number that makes them whole,
+        or times a million, rounded.
+
+    Raises:
+        InputError: a weight is too small for that.
     """
-    scaled = [weight * rows for weight, rows in zip(weights, num_rows, strict=True)]
-    return np.array([max(1, round(count)) for count in scaled], np.int64)
+    exact = [weight * rows for weight, rows in zip(weights, num_rows, strict=True)]
+    scale = min(math.lcm(*(number.denominator for number in exact)), _FINEST)
+    places = np.array([round(number * scale) for number in exact], np.int64)
+    if not places.all():
+        c = int(np.flatnonzero(places == 0)[0])
+        raise InputError(
+            f"data.weights: {float(weights[c])} is less than a row is worth"
+        )
+    return places
 
 
 def _locate(index: np.ndarray, places: np.ndarray, seed: int) -> tuple[np.ndarray, ...]:

@@ -25,8 +25,8 @@ def cut_into_segments(
     """Cuts one document into segments, an even number of them.
 
     A segment ends where a line ends, if that leaves it more than half full; else at
-    the last word border; only a word longer than a segment is cut. The last two share
-    what is left.
+    the last word border. The last two share what is left. A word is cut only where it
+    is longer than a segment, or where no other border would leave two segments.
 
     Args:
         word_begins: int64, ascending, the tokens at which words begin.

@@ -35,6 +35,8 @@ _FORMAT = 3
 # Best-fit over windows fills 99.9 % of the tokens of real text at bounded memory.
 _WINDOW = 4096
 _ORDER_SEED = 0
+# Planning more takes longer than a user would wait without a word.
+_MANY_TOKENS = 20_000_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -308,8 +310,15 @@ def load_plan(
     Raises:
         StorageError: the cache cannot be written.
     """
-    directory = cache / "plans" / _cache_key(split.name, settings, fingerprint)
+    key = _cache_key(split.name, word_edges, unk_id, settings, fingerprint)
+    directory = cache / "plans" / key
     if (plan := _read(directory)) is None:
+        if split.num_tokens > _MANY_TOKENS:
+            print(
+                f"planning the rows of {split.num_tokens:,} tokens ({split.name}), once"
+                " for these settings",
+                flush=True,
+            )
         plan = build_plan(split, word_edges, unk_id, settings)
         try:
             _write(plan, directory)
@@ -321,11 +330,19 @@ def load_plan(
     return plan
 
 
-def _cache_key(split: str, settings: PlanSettings, fingerprint: str) -> str:
+def _cache_key(
+    split: str,
+    word_edges: np.ndarray,
+    unk_id: int,
+    settings: PlanSettings,
+    fingerprint: str,
+) -> str:
     if not settings.subset:
         settings = dataclasses.replace(settings, subset_seed=0)
     choice = dataclasses.asdict(settings) | {"ratio": str(settings.ratio)}
-    content = json.dumps([_FORMAT, fingerprint, split, choice])
+    # What words are is the code's to say, not the corpus's.
+    words = [hashlib.sha256(word_edges.tobytes()).hexdigest(), unk_id]
+    content = json.dumps([_FORMAT, fingerprint, split, words, choice])
     return hashlib.sha256(content.encode()).hexdigest()[:32]
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -175,7 +176,7 @@ def _check_rows(mix: Mix, held_out: Mix, config: ConfigDict) -> None:
             f" is {batch_size}: {batch_size - rows} rows of each batch are empty"
         )
     if held_out.num_rows == 0:
-        print("warning: the corpus holds out no document: there will be no evaluation")
+        print("warning: the corpus holds out no block: there will be no evaluation")
 
 
 def _make_directory(workdir: Path) -> None:
@@ -310,6 +311,11 @@ def _introduce(
             f" {length}, {feed.plan.fill(length):.1%} full; an epoch is {epoch:,.1f}"
             f" steps of {size} rows" + (f", {share:.1%} of them" if several else "")
         )
+        if feed.plan.is_paired:
+            log.say(
+                f"{np.mean(feed.plan.labels):.1%} of the second segments are of another"
+                " document"
+            )
 
 
 def _conclude(
@@ -335,11 +341,14 @@ def _conclude(
             f"held-out MLM loss {scores['mlm_loss']:.3f}; knowing only how frequent the"
             f" tokens are would give {scores['unigram_loss']:.3f}"
         )
+    data = config.data
     log.say(
         f"checkpoints: {workdir / 'checkpoints'}\n"
         f"metrics:     {workdir / metrics_lib.FILE} (tensorboard --logdir={workdir})\n"
         f"see the masks with: {_python()} -m spanbert_jax.preview"
-        f" --corpus={corpora.corpora[0].directory}"
+        f" --corpus={corpora.corpora[0].directory} --block_length={data.block_length}"
+        f" --masking={data.masking} --seed={config.train.seed}"
+        + (" --pairs" if data.pairs else "")
     )
 
 
