@@ -408,7 +408,7 @@ def test_faults_are_one_sentence_and_exit_code_2(start, toy_corpus):
         ),
         (
             ("--corpus=nowhere", "--mask_ratio=1.5"),
-            "error: --mask_ratio is 1.5; it must be above 0 and below 1\n",
+            "error: --mask_ratio is 1.5; it must be at least 0.0001 and below 1\n",
         ),
         (("--corpus=nowhere",), "error: --corpus=nowhere"),
         (

@@ -196,10 +196,11 @@ def test_a_copy_from_the_stage_that_breaks_off_is_made_again(
 
 
 def test_a_long_part_holds_up_no_other(directory: Path) -> None:
-    tasks = [Square(n) for n in (40, *range(1, 9))]
+    tasks = [Square(60), *(Square(n) for n in range(8))]
     Local(2)(Job("sleeping", sleep_long, "s"), tasks, directory)
-    ends = {task: (directory / task.marker).stat().st_mtime_ns for task in tasks}
-    assert max(ends, key=ends.__getitem__) == tasks[0]
+    ends = [(directory / task.marker).stat().st_mtime_ns for task in tasks]
+    # All but one of the others could have waited for it.
+    assert sum(end < ends[0] for end in ends[1:]) >= 6
 
 
 @pytest.mark.parametrize(

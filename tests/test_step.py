@@ -453,6 +453,7 @@ def test_five_updates_on_eight_devices_are_those_on_one(
         np.testing.assert_allclose(a, b, rtol=0, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_accumulation_makes_one_update_with_dropout_on(
     updates: dict[str, Update], state: TrainState, eight: Batch
 ) -> None:
