@@ -92,9 +92,9 @@ def test_a_cycle_of_epochs_reads_each_corpus_as_often_as_its_weight(seed: int) -
 def test_every_row_of_an_epoch_comes_once_whatever_the_batch_size() -> None:
     num_rows = [1_000, 300]
     mix = Mix(feeds_of(*num_rows), places_by_share(fractions(0.8, 0.2)), 4)
-    whole = take(mix, range(1), 6_000)
+    whole = take(mix, range(1), 10_000)
     for size in (7, 64, 1_000):
-        small = take(mix, range(6_000 // size), size)
+        small = take(mix, range(10_000 // size), size)
         for one, other in zip(whole, small, strict=True):
             assert (one[: len(other)] == other).all()
     for c, size in enumerate(num_rows):

@@ -78,7 +78,7 @@ def places_by_epochs(
 
 
 def _locate(index: np.ndarray, places: np.ndarray, seed: int) -> tuple[np.ndarray, ...]:
-    """The corpus of each row of the run, and how many rows it gave before: int64."""
+    """The corpus of each row of the run, and the number of the row there: int64."""
     ends = np.cumsum(places)
     size = int(ends[-1])
     cycle = index // size
@@ -131,8 +131,9 @@ class Mix:
         """The rows of the global batch of one training step.
 
         Of one corpus as `plan.shuffled_rows` orders them. Of several: row i of step t
-        is row t * B + i of the run; the n-th row that the run takes from a corpus of N
-        rows is place n mod N of that corpus's epoch n div N, and an epoch is a
+        is row t * B + i of the run. The rows that a corpus gives have numbers of their
+        own, those of a cycle before those of the next, within a cycle in no order; row
+        n of a corpus of N rows is place n mod N of its epoch n div N, and an epoch is a
         permutation of the corpus's rows.
 
         Args:
