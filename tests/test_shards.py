@@ -47,7 +47,6 @@ def recipe(text: Scan, tokenizer: Tokenizer, **changes: Any) -> Recipe:
     tokenizer.save(text.directory / store.TOKENIZER)
     return Recipe(
         **{
-            "tokenizer_file": tokenizer.file_name,
             "tokenizer_sha256": tokenizer.sha256,
             "specials": Specials(),
             "normalisation": Normalisation(),

@@ -31,6 +31,7 @@ from spanbert_jax.corpus.tokenizers import (
     Specials,
     Tokenizer,
     check_spellings,
+    load_saved,
     load_tokenizer,
 )
 from spanbert_jax.corpus.wordpiece import train_wordpiece
@@ -184,7 +185,9 @@ def build(options: BuildOptions, wait: bool = False) -> store.Corpus:
     partial = options.output.with_name(options.output.name + ".partial")
     sources = find_sources(options.input, options.reading)
     tagging = make_tagging(options.tags, options.spacy_model)
-    given = options.vocab and _load_vocabulary(options, options.vocab, "--vocab")
+    given = options.vocab and load_tokenizer(
+        options.vocab, options.specials, options.normalisation
+    )
     _refuse_other(options, sources, _describe_options(options, given, tagging))
     try:
         with workspace.lock(partial, wait):
@@ -340,7 +343,6 @@ def _fill(job: _Job) -> None:
     if options.dedup:
         _write_repeated(job)
     recipe = shards.Recipe(
-        tokenizer_file=tokenizer.file_name,
         tokenizer_sha256=tokenizer.sha256,
         specials=options.specials,
         normalisation=options.normalisation,
@@ -384,16 +386,13 @@ def _digest(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _load_vocabulary(options: BuildOptions, path: Path, setting: str) -> Tokenizer:
-    return load_tokenizer(path, options.specials, options.normalisation, setting)
-
-
 def _settle_vocabulary(job: _Job, threshold: int) -> Tokenizer:
     """Puts the vocabulary where the shards' writers look for it."""
     directory = job.directory / store.TOKENIZER
     if directory.exists():
-        (file,) = directory.iterdir()
-        return _load_vocabulary(job.options, file, "--output")
+        return load_saved(
+            directory, job.options.specials, job.options.normalisation, "--output"
+        )
     vocabulary = job.given or _learn_vocabulary(job, threshold)
     temporary = directory.with_name(f"{store.TOKENIZER}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)

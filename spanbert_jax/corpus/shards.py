@@ -27,7 +27,7 @@ from spanbert_jax.corpus.tokenizers import (
     Normalisation,
     Specials,
     Tokenizer,
-    load_tokenizer,
+    load_saved,
 )
 from spanbert_jax.errors import InputError, StorageError
 
@@ -53,8 +53,7 @@ class Recipe:
     """What becomes of the documents.
 
     Attributes:
-        tokenizer_file: in the directory of the tokenizer.
-        tokenizer_sha256: of that file.
+        tokenizer_sha256: of the file in the directory of the tokenizer.
         specials: how its vocabulary spells its special tokens.
         normalisation: what it does to the text.
         min_tokens: shorter documents are dropped and counted.
@@ -63,7 +62,6 @@ class Recipe:
         tagging: what is tagged.
     """
 
-    tokenizer_file: str
     tokenizer_sha256: str
     specials: Specials
     normalisation: Normalisation
@@ -157,7 +155,7 @@ def write_part(task: _Task, directory: Path) -> None:
     """Tokenises a part; leaves its shards and a report. Runs on any process."""
     recipe = task.recipe
     tokenizer = _load_tokenizer(
-        directory / store.TOKENIZER / recipe.tokenizer_file,
+        directory / store.TOKENIZER,
         recipe.tokenizer_sha256,
         recipe.specials,
         recipe.normalisation,
@@ -194,11 +192,11 @@ def write_part(task: _Task, directory: Path) -> None:
 # A tokenizer gathers speed as it goes: a worker keeps its own from part to part.
 @functools.lru_cache(maxsize=1)
 def _load_tokenizer(
-    path: Path, sha256: str, specials: Specials, normalisation: Normalisation
+    directory: Path, sha256: str, specials: Specials, normalisation: Normalisation
 ) -> Tokenizer:
-    tokenizer = load_tokenizer(path, specials, normalisation)
+    tokenizer = load_saved(directory, specials, normalisation)
     if tokenizer.sha256 != sha256:
-        raise StorageError(f"{path} is not what was written there")
+        raise StorageError(f"{directory} does not hold what was written there")
     return tokenizer
 
 
