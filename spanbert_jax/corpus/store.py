@@ -92,7 +92,7 @@ class Corpus:
 
     @property
     def fingerprint(self) -> str:
-        """Names the content: equal files and options give it on any machine."""
+        """Names the content: equal files in equal order, and options, give it anywhere."""
         return self.manifest["fingerprint"]
 
     @functools.cached_property

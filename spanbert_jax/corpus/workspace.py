@@ -8,6 +8,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +29,8 @@ def check_output(output: Path) -> None:
         InputError: something else than a corpus is there.
         StorageError: nothing can be written there.
     """
-    if "://" in str(output) or ":/" in str(output):
+    # A path has lost one of the two slashes.
+    if re.match(r"\w+:/", str(output)):
         raise InputError(
             f"--output={output} is a URL; a corpus is read through memory maps and must"
             " lie on a local disk"
