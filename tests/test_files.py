@@ -133,3 +133,17 @@ def test_foreign_errors_name_the_file_and_ours_pass():
         with pytest.raises(type(error)) as raised, Naming("a/b"):
             raise error
         assert raised.value is error
+
+
+@pytest.mark.parametrize(
+    ("location", "packed"),
+    [
+        ("/a/b.txt.gz", True),
+        ("https://host/b.txt.GZ?key=1.txt", True),
+        ("https://host/b.txt?key=1.gz", False),
+        ("/a/b.txt?.gz", True),
+        ("/a.gz/b", False),
+    ],
+)
+def test_what_is_packed_is_told_by_the_name_without_a_key(location, packed):
+    assert is_packed(location) == packed

@@ -46,9 +46,13 @@ class FileInfo:
     @property
     def name(self) -> str:
         """The base name."""
-        name = self.location.rsplit("/", 1)[-1]
-        # A signed address carries its key there.
-        return name.partition("?")[0] if _URL.match(self.location) else name
+        return _base_name(self.location)
+
+
+def _base_name(location: str) -> str:
+    name = location.rsplit("/", 1)[-1]
+    # A signed address carries its key there.
+    return name.partition("?")[0] if _URL.match(location) else name
 
 
 class Naming:
@@ -95,7 +99,7 @@ class File:
         with ExitStack() as opening, self._naming:
             file: Any = opening.enter_context(_open(location))
             if unpack and is_packed(location):
-                packed = _UNPACKERS[os.path.splitext(location)[1].lower()](file)
+                packed = _UNPACKERS[_suffix(location)](file)
                 file = io.BufferedReader(packed, _BUFFER_BYTES)
                 opening.enter_context(file)
             self.raw: io.BufferedReader = file
@@ -130,7 +134,11 @@ class File:
 
 def is_packed(location: str) -> bool:
     """Tells by its name whether a file is compressed."""
-    return os.path.splitext(location)[1].lower() in _UNPACKERS
+    return _suffix(location) in _UNPACKERS
+
+
+def _suffix(location: str) -> str:
+    return os.path.splitext(_base_name(location))[1].lower()
 
 
 def find_files(pattern: str) -> list[FileInfo]:
