@@ -118,6 +118,7 @@ _SPECIALS = {
 def main(argv: Sequence[str]) -> None:
     """Builds the corpus that the flags describe and says what to do with it."""
     del argv  # Empty: errors.run refuses what is not a flag.
+    _refuse_idle_flags()
     options = BuildOptions(
         output=Path(_OUTPUT.value),
         input=tuple(_INPUT.value),
@@ -148,6 +149,24 @@ def main(argv: Sequence[str]) -> None:
         "next: python -m spanbert_jax.main --config=configs/small.py"
         f" --config.data.corpus={options.output} --workdir=runs/first"
     )
+
+
+def _refuse_idle_flags() -> None:
+    """Refuses flags that others leave without any effect."""
+    is_tfds = _FORMAT.value == "tfds" or any("tfds:" in text for text in _INPUT.value)
+    has_fields = is_tfds or _FORMAT.value in ("jsonl", "parquet")
+    learns_pieces = _TOKENIZER.value in ("unigram", "bpe")
+    for flag, has_effect, needed in (
+        (_TEXT_FIELD, has_fields, "--format=jsonl, parquet or tfds"),
+        (_TFDS_SPLIT, is_tfds, "--input=tfds:NAME"),
+        (_DATA_DIR, is_tfds, "--input=tfds:NAME"),
+        (_BYTE_FALLBACK, learns_pieces, "--tokenizer=unigram or bpe"),
+        (_SPACY_MODEL, bool(_TAGS.value), "--tags"),
+    ):
+        if flag.present and not has_effect:
+            raise errors.InputError(
+                f"--{flag.name}={flag.value} has no effect without {needed}"
+            )
 
 
 def _runner() -> Runner:
