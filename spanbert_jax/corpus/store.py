@@ -92,7 +92,7 @@ class Corpus:
 
     @property
     def fingerprint(self) -> str:
-        """Names the content: equal files in equal order, and options, give it anywhere."""
+        """Names the content: equal files, order and options give it on any machine."""
         return self.manifest["fingerprint"]
 
     @functools.cached_property
