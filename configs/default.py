@@ -20,6 +20,9 @@ def get_config() -> ConfigDict:
     train.batch_size = 256  # rows of data.block_length, over all devices
     train.accumulation = 1  # microbatches per update: less memory, same objective
     train.seed = 0  # of parameters, dropout, row order and masks
+    # Of dropout: "threefry2x32", the same bits however a batch is split; "rbg" and
+    # "unsafe_rbg" are faster on a TPU, slower on a CPU.
+    train.dropout_keys = "threefry2x32"
     train.log_every = 100  # steps between lines of metrics.jsonl
     train.eval_every = 10_000  # steps between evaluations; 0 = only the last step
 
@@ -67,6 +70,13 @@ def get_config() -> ConfigDict:
     model.dropout = 0.1  # on embeddings, sublayer outputs; in steps of 1/256
     model.attention_dropout = 0.1  # on attention probabilities, likewise
     model.dtype = "float32"  # of the computation, or bfloat16; parameters are float32
+    model.attention = "plain"
+    # What the backward pass computes again: "none"; "full", all of a layer: least
+    # memory, a third more time; "dots", all but its products with weights.
+    model.remat = "none"
+    # Layers in the body of the compiled loop over them: fewer compile faster. On a CPU
+    # all of them are a few percent faster than one.
+    model.unroll = 1
 
     config.sbo = sbo = ConfigDict()
     sbo.weight = 1.0  # lambda of the loss; 0 = no SBO head
@@ -90,8 +100,11 @@ def get_config() -> ConfigDict:
     optimizer.weight_decay = 0.1  # paper; the reference's launch line has 0.01
     optimizer.clip_norm = 1.0  # of the global gradient (reference); 0 = off
 
-    config.mesh = ConfigDict()
-    config.mesh.data = -1  # devices that share the batch; -1 = all
+    # Devices along each axis; -1 = as many as the others leave, for one of them.
+    config.mesh = mesh = ConfigDict()
+    mesh.data = -1  # share the rows of a batch
+    mesh.fsdp = 1  # share the rows, and the parameters and the optimiser's state
+    mesh.tensor = 1  # share heads, feed-forward layers and the vocabulary
 
     config.checkpoint = ConfigDict()
     config.checkpoint.every = 10_000  # steps

@@ -54,6 +54,11 @@ _IDENTITY = {
     "sbo.internal",
 }
 
+# What the devices are laid out along. data: the rows of a batch are split over it.
+# fsdp: rows too, and the parameters and the optimiser's state along the hidden axis,
+# brought together where they are used. tensor: heads, feed-forward layer, vocabulary.
+MESH_AXES = ("data", "fsdp", "tensor")
+
 Rule = tuple[tuple[str, ...], str, Callable[[Any], bool]]
 
 _RULES: list[Rule] = [
@@ -70,6 +75,7 @@ _RULES: list[Rule] = [
             "model.intermediate_size",
             "model.max_positions",
             "model.type_vocab_size",
+            "model.unroll",
             "sbo.positions",
             "sbo.position_size",
             "sbo.depth",
@@ -138,8 +144,8 @@ _RULES: list[Rule] = [
         lambda value: 0 <= value < 1,
     ),
     (
-        ("mesh.data",),
-        "at least 1, or -1 for all devices",
+        ("mesh.data", "mesh.fsdp", "mesh.tensor"),
+        "at least 1, or -1 for as many devices as the others leave",
         lambda value: value >= 1 or value == -1,
     ),
     (("data.masking",), f"one of {', '.join(SCHEMES)}", SCHEMES.__contains__),
@@ -157,6 +163,16 @@ _RULES: list[Rule] = [
         ("data.weighting",),
         "one of epochs, shares",
         ("epochs", "shares").__contains__,
+    ),
+    (
+        ("train.dropout_keys",),
+        "one of threefry2x32, rbg, unsafe_rbg",
+        ("threefry2x32", "rbg", "unsafe_rbg").__contains__,
+    ),
+    (
+        ("model.remat",),
+        "one of none, full, dots",
+        ("none", "full", "dots").__contains__,
     ),
     (("sbo.edges",), "one of use, skip", ("use", "skip").__contains__),
     (
@@ -208,6 +224,11 @@ def validate(config: ConfigDict) -> None:
                 raise InputError(
                     f"{name} is {values[name]!r}; it must be {requirement}"
                 )
+    if (filling := [values[f"mesh.{axis}"] for axis in MESH_AXES]).count(-1) > 1:
+        raise InputError(
+            "mesh.data, mesh.fsdp and mesh.tensor are"
+            f" {', '.join(map(str, filling))}; only one of them may be -1"
+        )
     _not_above(values, "data.block_length", "model.max_positions")
     _not_above(values, "optimizer.warmup_steps", "train.steps")
     _not_above(values, "train.stop_after", "train.steps")
@@ -463,6 +484,9 @@ def model(config: ConfigDict, vocab_size: int) -> "SpanBert":
         dropout=settings.dropout,
         attention_dropout=settings.attention_dropout,
         dtype=jnp.dtype(settings.dtype),
+        attention=settings.attention,
+        remat=settings.remat,
+        unroll=settings.unroll,
     )
     side = config.sbo.boundaries
     sbo = Sbo(

@@ -103,9 +103,9 @@ class Rows(NamedTuple):
     row: np.ndarray
     epoch: np.ndarray
 
-    def part(self, rows: range) -> "Rows":
-        """Some consecutive ones of them."""
-        return Rows(*(column[rows.start : rows.stop] for column in self))
+    def part(self, numbers: np.ndarray) -> "Rows":
+        """Those of some numbers, from 0."""
+        return Rows(*(column[numbers] for column in self))
 
 
 @dataclasses.dataclass(frozen=True)

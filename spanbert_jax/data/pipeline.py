@@ -13,7 +13,7 @@ RowOrder = Callable[[int], Rows]
 
 
 def batches(
-    mix: Mix, order: RowOrder, rows: range, steps: range, workers: int
+    mix: Mix, order: RowOrder, rows: np.ndarray, steps: range, workers: int
 ) -> Iterator[Batch]:
     """This process's part of the batches of some steps.
 
@@ -21,7 +21,7 @@ def batches(
         mix: the text and the recipe.
         order: which rows a step sees: `mix.training_rows` or `mix.evaluation_rows` of a
             batch size.
-        rows: which rows of the global batch this process makes.
+        rows: int64 [R], which rows of the global batch this process makes.
         steps: the steps; nothing before them is computed.
         workers: batches made at a time; their number changes no batch.
 

@@ -1,16 +1,45 @@
 """The encoder: BERT's post-LayerNorm transformer, without heads and without pooler.
 
 Shape suffixes: R rows, L places, D hidden size, H heads, K size of a head.
+
+Every axis of a parameter, and of an activation where it matters, has a logical name:
+
+rows      of the batch
+vocab     entries of the token table, with padding
+embed     the hidden axis of a matrix or a table
+hidden    the hidden axis of an activation, or of a vector
+heads     attention heads, or all heads' places side by side
+mlp       width of the feed-forward layer
+layers    of the stacked parameters of the layers
+
+What a name means on a mesh of devices is the caller's affair; without flax's
+`logical_axis_rules` and a mesh, the names do nothing. None is an axis that is whole
+everywhere.
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from spanbert_jax.model.attention import ATTENTION
+
 LAYER_NORM_EPSILON = 1e-12
 _INITIALIZER = nn.initializers.normal(0.02)
+
+# What the backward pass finds stored of a layer; the rest it computes again.
+REMAT: dict[str, Callable[..., bool] | None] = {
+    # All of it.
+    "none": None,
+    # The layer's input only: least memory, a third more time.
+    "full": jax.checkpoint_policies.nothing_saveable,
+    # Products with weights, but neither attention's scores nor anything elementwise.
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+}
+
+AxisNames = tuple[str | None, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +57,9 @@ class Geometry:
         dropout: rate on embeddings and on the output of each sublayer.
         attention_dropout: rate on the attention's probabilities.
         dtype: of the computation; parameters are float32.
+        attention: how attention is computed, a name of `ATTENTION`.
+        remat: what the backward pass computes again, a name of `REMAT`.
+        unroll: layers in the body of the compiled loop over them, at least 1.
     """
 
     vocab_size: int
@@ -40,6 +72,9 @@ class Geometry:
     dropout: float
     attention_dropout: float
     dtype: jnp.dtype
+    attention: str
+    remat: str
+    unroll: int
 
     @property
     def padded_vocab_size(self) -> int:
@@ -80,9 +115,29 @@ class Dropout(nn.Module):
         return jnp.where(kept, scaled.astype(x.dtype), jnp.zeros((), x.dtype))
 
 
-def dense(features: int, dtype: jnp.dtype, name: str | None = None) -> nn.Dense:
-    """A linear layer, initialised as BERT's."""
-    return nn.Dense(features, dtype=dtype, kernel_init=_INITIALIZER, name=name)
+def constrain(x: jax.Array, *names: str | None) -> jax.Array:
+    """Says by logical names how an activation is to lie on a mesh, if there is one."""
+    return nn.with_logical_constraint(x, names)
+
+
+def _initialized(
+    initializer: nn.initializers.Initializer, *names: str | None
+) -> nn.initializers.Initializer:
+    return nn.with_logical_partitioning(initializer, names)
+
+
+def dense(
+    features: int, dtype: jnp.dtype, axes: AxisNames, name: str | None = None
+) -> nn.Dense:
+    """A linear layer, initialised as BERT's; `axes` are its kernel's."""
+    bias_axis = "hidden" if axes[-1] == "embed" else axes[-1]
+    return nn.Dense(
+        features,
+        dtype=dtype,
+        kernel_init=_initialized(_INITIALIZER, *axes),
+        bias_init=_initialized(nn.initializers.zeros, bias_axis),
+        name=name,
+    )
 
 
 def layer_norm(dtype: jnp.dtype, name: str | None = None) -> nn.LayerNorm:
@@ -92,7 +147,12 @@ def layer_norm(dtype: jnp.dtype, name: str | None = None) -> nn.LayerNorm:
     five standard deviations. flax computes the statistics in float32.
     """
     return nn.LayerNorm(
-        epsilon=LAYER_NORM_EPSILON, dtype=dtype, use_fast_variance=False, name=name
+        epsilon=LAYER_NORM_EPSILON,
+        dtype=dtype,
+        use_fast_variance=False,
+        scale_init=_initialized(nn.initializers.ones, "hidden"),
+        bias_init=_initialized(nn.initializers.zeros, "hidden"),
+        name=name,
     )
 
 
@@ -102,20 +162,16 @@ def gelu(x: jax.Array) -> jax.Array:
 
 
 def embedding(
-    rows: int, features: int, dtype: jnp.dtype, name: str | None = None
+    rows: int, features: int, axes: AxisNames, name: str | None = None
 ) -> nn.Embed:
-    """An embedding table, initialised as BERT's."""
-    return nn.Embed(rows, features, dtype=dtype, embedding_init=_INITIALIZER, name=name)
+    """An embedding table, initialised as BERT's.
 
-
-def attention_mask(segment_ids_RxL: jax.Array) -> jax.Array:
-    """Who sees whom: places of the same block, and no padding.
-
-    Returns:
-        bool [R, 1, L, L]: the query's place, then the key's.
+    Looked up in float32 whatever the computation's dtype: the gradients of all places
+    of a token are added up in it.
     """
-    query, key = segment_ids_RxL[:, None, :, None], segment_ids_RxL[:, None, None, :]
-    return (query == key) & (key != 0)
+    return nn.Embed(
+        rows, features, embedding_init=_initialized(_INITIALIZER, *axes), name=name
+    )
 
 
 class SelfAttention(nn.Module):
@@ -125,30 +181,25 @@ class SelfAttention(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x_RxLxD: jax.Array, mask_Rx1xLxL: jax.Array, deterministic: bool
+        self, x_RxLxD: jax.Array, segment_ids_RxL: jax.Array, deterministic: bool
     ) -> jax.Array:
-        """Attends where the mask allows: [R, L, D]."""
-        size, heads = self.geometry.hidden_size, self.geometry.num_heads
-        dtype = self.geometry.dtype
+        """Attends within the blocks: [R, L, D]."""
+        g = self.geometry
+        size, heads = g.hidden_size, g.num_heads
 
         def project(name: str) -> jax.Array:
-            y = dense(size, dtype, name)(x_RxLxD)
-            return y.reshape(*y.shape[:-1], heads, size // heads)
+            y = dense(size, g.dtype, ("embed", "heads"), name)(x_RxLxD)
+            y = y.reshape(*y.shape[:-1], heads, size // heads)
+            return constrain(y, "rows", None, "heads", None)
 
-        q_RxLxHxK, k_RxLxHxK, v_RxLxHxK = map(project, ("query", "key", "value"))
-        q_RxLxHxK /= jnp.sqrt(size // heads).astype(dtype)
-        scores_RxHxLxL = jnp.einsum(
-            "rqhk,rlhk->rhql", q_RxLxHxK, k_RxLxHxK, preferred_element_type=jnp.float32
+        dropout = Dropout(g.attention_dropout)
+        y_RxLxHxK = ATTENTION[g.attention](
+            *map(project, ("query", "key", "value")),
+            segment_ids_RxL,
+            lambda weights: dropout(weights, deterministic),
         )
-        # A finite number: the softmax of a padding place is uniform, not NaN.
-        lowest = jnp.finfo(jnp.float32).min
-        scores_RxHxLxL = jnp.where(mask_Rx1xLxL, scores_RxHxLxL, lowest)
-        weights_RxHxLxL = nn.softmax(scores_RxHxLxL).astype(dtype)
-        weights_RxHxLxL = Dropout(self.geometry.attention_dropout)(
-            weights_RxHxLxL, deterministic
-        )
-        y_RxLxHxK = jnp.einsum("rhql,rlhk->rqhk", weights_RxHxLxL, v_RxLxHxK)
-        return dense(size, dtype, "output")(y_RxLxHxK.reshape(x_RxLxD.shape))
+        y_RxLxD = y_RxLxHxK.reshape(x_RxLxD.shape)
+        return dense(size, g.dtype, ("heads", "embed"), "output")(y_RxLxD)
 
 
 class Layer(nn.Module):
@@ -158,17 +209,43 @@ class Layer(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x_RxLxD: jax.Array, mask_Rx1xLxL: jax.Array, deterministic: bool
-    ) -> jax.Array:
-        """Applies the layer: [R, L, D]."""
+        self, x_RxLxD: jax.Array, segment_ids_RxL: jax.Array, deterministic: bool
+    ) -> tuple[jax.Array, None]:
+        """Applies the layer: [R, L, D], and nothing for a scan to collect."""
         g = self.geometry
-        y = SelfAttention(g, name="attention")(x_RxLxD, mask_Rx1xLxL, deterministic)
+        y = SelfAttention(g, name="attention")(x_RxLxD, segment_ids_RxL, deterministic)
         y = Dropout(g.dropout)(y, deterministic)
         x_RxLxD = layer_norm(g.dtype, "attention_norm")(x_RxLxD + y)
-        y = gelu(dense(g.intermediate_size, g.dtype, "intermediate")(x_RxLxD))
-        y = dense(g.hidden_size, g.dtype, "output")(y)
+        y = dense(g.intermediate_size, g.dtype, ("embed", "mlp"), "intermediate")(
+            x_RxLxD
+        )
+        y = gelu(constrain(y, "rows", None, "mlp"))
+        y = dense(g.hidden_size, g.dtype, ("mlp", "embed"), "output")(y)
         y = Dropout(g.dropout)(y, deterministic)
-        return layer_norm(g.dtype, "output_norm")(x_RxLxD + y)
+        x_RxLxD = layer_norm(g.dtype, "output_norm")(x_RxLxD + y)
+        return constrain(x_RxLxD, "rows", None, "hidden"), None
+
+
+def _stack(geometry: Geometry) -> nn.Module:
+    """All layers, their parameters stacked: a loop compiles one layer, not 24."""
+    layer = Layer
+    if (policy := REMAT[geometry.remat]) is not None:
+        # Within a scan nothing is there that common-subexpression elimination could
+        # take for the stored value; 3 is `deterministic`, a Python bool.
+        layer = nn.remat(Layer, policy=policy, prevent_cse=False, static_argnums=(3,))
+    return nn.scan(
+        layer,
+        variable_axes={"params": 0},
+        split_rngs={"params": True, "dropout": True},
+        in_axes=(nn.broadcast, nn.broadcast),
+        length=geometry.num_layers,
+        unroll=min(geometry.unroll, geometry.num_layers),
+        metadata_params={nn.PARTITION_NAME: "layers"},
+    )(geometry)
+
+
+def _look_up(table: jax.Array, ids: jax.Array) -> jax.Array:
+    return constrain(jnp.take(table, ids, axis=0), "rows", None, "hidden")
 
 
 class Encoder(nn.Module):
@@ -179,12 +256,13 @@ class Encoder(nn.Module):
     def setup(self) -> None:
         """Declares the submodules."""
         g = self.geometry
-        self.token_embedding = embedding(g.padded_vocab_size, g.hidden_size, g.dtype)
-        self.position_embedding = embedding(g.max_positions, g.hidden_size, g.dtype)
-        self.type_embedding = embedding(g.type_vocab_size, g.hidden_size, g.dtype)
+        size = g.hidden_size
+        self.token_embedding = embedding(g.padded_vocab_size, size, ("vocab", "embed"))
+        self.position_embedding = embedding(g.max_positions, size, (None, "embed"))
+        self.type_embedding = embedding(g.type_vocab_size, size, (None, "embed"))
         self.embedding_norm = layer_norm(g.dtype)
         self.embedding_dropout = Dropout(g.dropout)
-        self.layers = [Layer(g, name=f"layer_{i}") for i in range(g.num_layers)]
+        self.layers = _stack(g)
 
     def __call__(
         self,
@@ -205,14 +283,24 @@ class Encoder(nn.Module):
             deterministic: whether dropout is off; if not, `rngs` needs "dropout".
 
         Returns:
-            The final hidden states, [R, L, D] of the geometry's dtype.
+            The final hidden states, [R, L, D] of the geometry's dtype. What they are
+            at padding is nobody's concern, but they are finite.
         """
-        x_RxLxD = self.token_embedding(token_ids)
-        x_RxLxD += self.position_embedding(position_ids)
-        x_RxLxD += self.type_embedding(type_ids)
+        x_RxLxD = _look_up(self.token_table(), token_ids)
+        for table, ids in (
+            (self.position_embedding.embedding, position_ids),
+            (self.type_embedding.embedding, type_ids),
+        ):
+            x_RxLxD += _look_up(constrain(table, None, None), ids)
         x_RxLxD = self.embedding_norm(x_RxLxD)
         x_RxLxD = self.embedding_dropout(x_RxLxD, deterministic)
-        mask = attention_mask(segment_ids)
-        for layer in self.layers:
-            x_RxLxD = layer(x_RxLxD, mask, deterministic)
+        x_RxLxD, _ = self.layers(x_RxLxD, segment_ids, deterministic)
         return x_RxLxD
+
+    def token_table(self) -> jax.Array:
+        """The token embedding, float32 [P, D].
+
+        On a mesh its columns are brought together; its rows may stay apart. Looked up
+        otherwise, XLA would bring the whole table together on every device.
+        """
+        return constrain(self.token_embedding.embedding, "vocab", None)

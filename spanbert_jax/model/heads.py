@@ -11,7 +11,13 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from spanbert_jax.model.encoder import dense, embedding, gelu, layer_norm
+from spanbert_jax.model.encoder import (
+    constrain,
+    dense,
+    embedding,
+    gelu,
+    layer_norm,
+)
 
 # Far below any logit, yet finite: the padding rows of the table get probability 0.
 _NEVER = -1e9
@@ -30,6 +36,7 @@ class VocabularyProjection(nn.Module):
     @nn.compact
     def __call__(self, x_RxMxD: jax.Array, table_PxD: jax.Array) -> jax.Array:
         """Projects onto the token embedding: float32 [R, M, P]."""
+        # Whole everywhere: its length need not divide by anything.
         bias_V = self.param("bias", nn.initializers.zeros, (self.vocab_size,))
         padding = len(table_PxD) - self.vocab_size
         bias_P = jnp.pad(bias_V, (0, padding), constant_values=_NEVER)
@@ -39,6 +46,7 @@ class VocabularyProjection(nn.Module):
             table_PxD.astype(x_RxMxD.dtype),
             preferred_element_type=jnp.float32,
         )
+        logits_RxMxP = constrain(logits_RxMxP, "rows", None, "vocab")
         return logits_RxMxP + bias_P[None, None, :]
 
 
@@ -59,7 +67,8 @@ class MlmHead(nn.Module):
         Returns:
             Logits, float32 [R, M, P].
         """
-        y = gelu(dense(x_RxMxD.shape[-1], self.dtype, "dense")(x_RxMxD))
+        size = x_RxMxD.shape[-1]
+        y = gelu(dense(size, self.dtype, ("embed", None), "dense")(x_RxMxD))
         y = layer_norm(self.dtype, "norm")(y)
         return VocabularyProjection(self.vocab_size, name="projection")(y, table_PxD)
 
@@ -132,11 +141,13 @@ class SboHead(nn.Module):
         form, size = self.form, table_PxD.shape[-1]
         table_row = jnp.clip(span_offsets_RxM - 1, 0, form.positions - 1)
         position = embedding(
-            form.positions, form.position_size, self.dtype, "position_embedding"
+            form.positions, form.position_size, (None, None), "position_embedding"
         )(table_row)
-        y = jnp.concatenate([*boundaries_RxMxD, position], axis=-1)
+        y = [*boundaries_RxMxD, position.astype(self.dtype)]
+        y = jnp.concatenate(y, axis=-1)
         for number in range(1, form.depth + 1):
-            y = gelu(dense(size, self.dtype, f"dense_{number}")(y))
+            # The first one's input is no multiple of anything; the output always is.
+            y = gelu(dense(size, self.dtype, (None, "embed"), f"dense_{number}")(y))
             y = layer_norm(self.dtype, f"norm_{number}")(y)
         return VocabularyProjection(self.vocab_size, name="projection")(y, table_PxD)
 
@@ -162,5 +173,7 @@ class NspHead(nn.Module):
         Returns:
             Logits, float32 [R, K, 2]: of "it follows" and of "it does not".
         """
-        pooled = nn.tanh(dense(x_RxKxD.shape[-1], self.dtype, "pooler")(x_RxKxD))
-        return dense(2, jnp.dtype("float32"), "relationship")(pooled)
+        size = x_RxKxD.shape[-1]
+        pooled = dense(size, self.dtype, ("embed", None), "pooler")(x_RxKxD)
+        float32 = jnp.dtype("float32")
+        return dense(2, float32, ("embed", None), "relationship")(nn.tanh(pooled))

@@ -73,7 +73,7 @@ class SpanBert(nn.Module):
 
     def predict(self, x_RxLxD: jax.Array, batch: Mapping[str, jax.Array]) -> Logits:
         """The heads' logits, given the final encoder outputs."""
-        table_PxD = self.encoder.token_embedding.embedding
+        table_PxD = self.encoder.token_table()
         mlm = self.mlm_head(gather(x_RxLxD, batch["target_positions"]), table_PxD)
         sbo = nsp = None
         if self.sbo:
