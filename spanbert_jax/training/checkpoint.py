@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 from spanbert_jax.corpus.mixture import Mixture
 from spanbert_jax.errors import InputError, NonFiniteError, StorageError
 from spanbert_jax.settings import flatten, identity
+from spanbert_jax.training.checksums import sum_bits
 from spanbert_jax.training.step import TrainState
 
 _LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
@@ -134,29 +135,8 @@ def _are_finite(state: TrainState) -> jax.Array:
     return jnp.array([jnp.isfinite(x).all() for x in jax.tree.leaves(state)]).all()
 
 
-@jax.jit
-def _sum_bits(state: TrainState) -> TrainState:
-    """Adds up each array's 32-bit words, each times an odd number of its own place.
-
-    Modulo 2**32 the order of a sum does not matter, so that it is the same however the
-    array is spread over devices; and a single flipped bit always changes it, as an odd
-    multiple of a power of two is not 0.
-    """
-
-    def add(x: jax.Array) -> jax.Array:
-        words = jax.lax.bitcast_convert_type(x, jnp.uint32)
-        place, stride = jnp.zeros(x.shape, jnp.uint32), 1
-        for axis in reversed(range(x.ndim)):
-            steps = jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
-            place += steps * jnp.uint32(stride)
-            stride *= x.shape[axis]
-        return (words * (2 * place + 1)).sum(dtype=jnp.uint32)
-
-    return jax.tree.map(add, state)
-
-
 def _checksums(state: TrainState) -> dict[str, int]:
-    sums = _named(jax.device_get(_sum_bits(state)))
+    sums = _named(jax.device_get(jax.jit(sum_bits)(state)))
     return {name: int(total) for name, total in sums.items()}
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import itertools
 import signal
 import sys
 import threading
@@ -11,17 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from spanbert_jax import settings
 from spanbert_jax.corpus.mixture import Mixture
-from spanbert_jax.data.batch import Batch
 from spanbert_jax.data.mixing import Mix
-from spanbert_jax.data.pipeline import batches
+from spanbert_jax.data.pipeline import RowOrder, batches
 from spanbert_jax.errors import PREEMPTED, InputError, StorageError
-from spanbert_jax.model.spanbert import SpanBert
+from spanbert_jax.training import hosts
 from spanbert_jax.training import metrics as metrics_lib
 from spanbert_jax.training.checkpoint import (
     Checkpoints,
@@ -30,22 +28,12 @@ from spanbert_jax.training.checkpoint import (
     check_identity,
     make_record,
 )
-from spanbert_jax.training.evaluation import EvaluationStep, evaluate, unigram_log_probs
+from spanbert_jax.training.evaluation import Scores, evaluate, unigram_log_probs
+from spanbert_jax.training.hosts import say
 from spanbert_jax.training.metrics import Log, evaluation_at
-from spanbert_jax.training.optimizer import make_optimizer
-from spanbert_jax.training.sharding import (
-    abstract,
-    by_rows,
-    make_mesh,
-    put_batch,
-    replicated,
-)
-from spanbert_jax.training.step import (
-    TrainState,
-    evaluation_step,
-    init_state,
-    train_step,
-)
+from spanbert_jax.training.program import Program, cast_votes, make_program
+from spanbert_jax.training.sharding import local_rows, make_mesh, on, put_batch
+from spanbert_jax.training.step import DeviceBatch, TrainState
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -68,86 +56,63 @@ def train(config: ConfigDict, corpora: Mixture, workdir: Path) -> int:
         NonFiniteError: a loss or gradient norm is not finite; that step is not saved.
         StorageError: the run cannot be saved, or not be read back.
     """
-    # ---- Checks and data
+    # ---- Checks, data, model and the compiled functions
     settings.validate(config)
-    mesh = make_mesh(config)
+    model = settings.model(config, corpora.tokenizer.vocab_size)
+    mesh = make_mesh(config, model.geometry)
     mix = settings.mix(config, corpora, "train")
     held_out = settings.mix(config, corpora, "valid")
     _check_rows(mix, held_out, config)
     _make_directory(workdir)
-
-    # ---- Model, optimiser and the three compiled functions
-    model = settings.model(config, corpora.tokenizer.vocab_size)
-    optimizer = make_optimizer(config)
-    rows, whole = by_rows(mesh), replicated(mesh)
-    init = jax.jit(
-        functools.partial(init_state, model=model, optimizer=optimizer),
-        out_shardings=whole,
-    )
-    update = jax.jit(
-        functools.partial(
-            train_step,
-            model=model,
-            optimizer=optimizer,
-            seed=config.train.seed,
-            weights=settings.loss_weights(config),
-            accumulation=config.train.accumulation,
-        ),
-        in_shardings=(whole, rows),
-        out_shardings=whole,
-        donate_argnums=0,
-    )
-    look = jax.jit(
-        functools.partial(evaluation_step, model=model),
-        in_shardings=(whole, rows),
-        out_shardings=whole,
-    )
+    shape = mix.feeds[0].shape(config.train.batch_size)
+    program = make_program(config, model, mesh, shape)
 
     with contextlib.ExitStack() as stack:
         # ---- State: the newest checkpoint's, or new
         stopping = stack.enter_context(_stop_signal())
+        stack.enter_context(on(mesh))
         checkpoints = Checkpoints(workdir, config.checkpoint.keep)
         stack.enter_context(contextlib.closing(checkpoints))
-        key = jax.random.key(config.train.seed)
-        example = mix.empty_batch(1)
-        like = abstract(jax.eval_shape(init, key, example), whole)
-        record = make_record(config, corpora, like, mesh)
-        state, record = _restore(checkpoints, like, record)
-        state = state or init(key, example)
+        record = make_record(config, corpora, program.state, mesh)
+        state, record = _restore(checkpoints, program.state, record)
+        state = state or program.init(jax.random.key(config.train.seed))
         start, stop = int(state.step), config.train.stop_after or config.train.steps
-        settings.write(config, workdir / "config.json")
+        if hosts.is_first():
+            settings.write(config, workdir / "config.json")
 
         # ---- Loop
         shares = functools.partial(_shares, mix, corpora, config.train.batch_size)
         log = Log(workdir, config, start, stop, shares)
         stack.enter_context(contextlib.closing(log))
-        _introduce(log, config, model, mix, corpora, state, mesh)
+        _introduce(log, config, program, mix, corpora)
         owes_evaluation = functools.partial(_owes_evaluation, config, held_out, workdir)
         examine = functools.partial(
-            _evaluate, look, held_out, corpora, config, mesh, stopping, log
+            _evaluate, program, held_out, corpora, config, stopping, log
         )
-        if owes_evaluation(start):
-            examine(start, state.params)
+        # What all processes know: whether one of them was told to stop.
+        stops = owes_evaluation(start) and not examine(start, state.params)
+        steps = range(start, start if stops else stop)
         pending, saved = None, start
-        for step, batch in enumerate(_batches(mix, config, start, stop), start + 1):
-            state, metrics = update(state, put_batch(batch, mesh))
+        for step, batch in enumerate(_batches(program, mix, config, steps), start + 1):
+            votes = cast_votes(program, stopping.is_set())
+            state, metrics, stopped = program.update(state, batch, votes)
             # Read with the next step under way, so that the device never waits.
             if pending:
-                log.update(*pending)
-            pending = (step, metrics, batch)
+                stops = log.update(*pending)
+            pending = (step, metrics, stopped)
             saves = step == stop or step % config.checkpoint.every == 0
             evaluates = _is_evaluated(config, held_out, step)
-            if saves or evaluates or stopping.is_set():
+            if saves or evaluates or stops:
                 # A state is saved only after its own loss was seen to be finite.
-                log.update(*pending)
+                stops = log.update(*pending) or stops
                 pending = None
             if saves:
                 checkpoints.save(state, record)
                 saved = step
             # Behind the save: what a kill cuts short here, the next start owes.
-            if evaluates:
-                examine(step, state.params)
-            if stopping.is_set():
+            if evaluates and not stops:
+                stops = not examine(step, state.params)
+            if stops:
                 break
 
         # ---- End: the last step is on disk before the run says so
@@ -171,12 +136,12 @@ def _check_rows(mix: Mix, held_out: Mix, config: ConfigDict) -> None:
         )
     # Of several corpora, a small one comes again within a batch, in its next epoch.
     if rows < batch_size and len(mix.feeds) == 1:
-        print(
+        say(
             f"warning: the corpus fills {rows} rows, fewer than train.batch_size, which"
             f" is {batch_size}: {batch_size - rows} rows of each batch are empty"
         )
     if held_out.num_rows == 0:
-        print("warning: the corpus holds out no block: there will be no evaluation")
+        say("warning: the corpus holds out no block: there will be no evaluation")
 
 
 def _make_directory(workdir: Path) -> None:
@@ -211,27 +176,42 @@ def _restore(
     check = functools.partial(check_identity, new=record)
     restored = checkpoints.restore(like, check)
     if restored is None:
-        print(f"no finished step in {checkpoints.directory}: starting at step 0")
+        say(f"no finished step in {checkpoints.directory}: starting at step 0")
         return None, record
     step = int(restored.state.step)
     for broken, why in restored.broken.items():
-        print(
+        say(
             f"checkpoint {broken} cannot be read ({why}): moved to broken/, passed over"
         )
-    print(f"resuming from step {step} in {checkpoints.directory}")
+    say(f"resuming from step {step} in {checkpoints.directory}")
     changes = changed_settings(restored.record, record, step)
     for change in changes:
-        print(
+        say(
             f"changed since step {step}: {change['name']} was {change['old']!r}, is"
             f" now {change['new']!r}"
         )
     return restored.state, record | {"changes": restored.record["changes"] + changes}
 
 
-def _batches(mix: Mix, config: ConfigDict, start: int, stop: int) -> Iterator[Batch]:
-    size = config.train.batch_size
-    order = functools.partial(mix.training_rows, batch_size=size)
-    return batches(mix, order, range(size), range(start, stop), config.data.workers)
+def _batches(
+    program: Program, mix: Mix, config: ConfigDict, steps: range
+) -> Iterator[DeviceBatch]:
+    order = functools.partial(mix.training_rows, batch_size=config.train.batch_size)
+    return _feed(program, mix, order, config.train.batch_size, steps, config)
+
+
+def _feed(
+    program: Program,
+    mix: Mix,
+    order: RowOrder,
+    size: int,
+    steps: range,
+    config: ConfigDict,
+) -> Iterator[DeviceBatch]:
+    """Global batches on the devices, each process making the rows of its own."""
+    mine = local_rows(program.mesh, size)
+    for batch in batches(mix, order, mine, steps, config.data.workers):
+        yield put_batch(batch, program.mesh, size)
 
 
 def _shares(
@@ -245,29 +225,37 @@ def _shares(
 
 
 def _evaluate(
-    look: EvaluationStep,
+    program: Program,
     held_out: Mix,
     corpora: Mixture,
     config: ConfigDict,
-    mesh: Mesh,
     stopping: threading.Event,
     log: Log,
     step: int,
     params: Any,
-) -> None:
+) -> bool:
     """Scores the held-out text in batches of the size of a microbatch.
 
-    A signal ends it without a result: a run that is to stop must not wait for it.
+    A signal to any process ends it without a result.
+
+    Returns:
+        Whether there is a result.
     """
     size = config.train.batch_size // config.train.accumulation
     order = functools.partial(held_out.evaluation_rows, batch_size=size)
     steps = range(-(-held_out.num_rows // size))
-    made = batches(held_out, order, range(size), steps, config.data.workers)
-    made = itertools.takewhile(lambda _: not stopping.is_set(), made)
-    unigram = unigram_log_probs(corpora.unigram_counts)
-    scores = evaluate(look, params, made, mesh, corpora.tokenizer.mask_id, unigram)
-    if not stopping.is_set():
+    unigram = jnp.asarray(unigram_log_probs(corpora.unigram_counts), jnp.float32)
+    mask_id = jnp.asarray(corpora.tokenizer.mask_id)
+
+    def look(batch: DeviceBatch) -> tuple[Scores, jax.Array]:
+        votes = cast_votes(program, stopping.is_set())
+        return program.look(params, batch, votes, unigram, mask_id)
+
+    made = _feed(program, held_out, order, size, steps, config)
+    scores = evaluate(look, made)
+    if scores is not None:
         log.evaluation(step, scores)
+    return scores is not None
 
 
 def _is_evaluated(config: ConfigDict, held_out: Mix, step: int) -> bool:
@@ -281,25 +269,20 @@ def _owes_evaluation(
 ) -> bool:
     """Whether a step's evaluation is due, yet does not stand in metrics.jsonl."""
     is_due = _is_evaluated(config, held_out, step)
-    return is_due and evaluation_at(workdir, step) is None
+    return is_due and hosts.first_decides(evaluation_at(workdir, step) is None)
 
 
 def _introduce(
-    log: Log,
-    config: ConfigDict,
-    model: SpanBert,
-    mix: Mix,
-    corpora: Mixture,
-    state: TrainState,
-    mesh: Mesh,
+    log: Log, config: ConfigDict, program: Program, mix: Mix, corpora: Mixture
 ) -> None:
     """Says what is about to be trained."""
-    geometry = model.geometry
+    geometry, mesh = program.model.geometry, program.mesh
     padding = geometry.padded_vocab_size - geometry.vocab_size
-    parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(program.state.params))
     parameters -= padding * geometry.hidden_size
     kind = mesh.devices.flat[0].device_kind
-    log.say(f"model: {parameters:,} parameters on {mesh.size} x {kind}")
+    shape = ", ".join(f"{name} {size}" for name, size in mesh.shape.items())
+    log.say(f"model: {parameters:,} parameters on {mesh.size} x {kind} ({shape})")
     size, several = config.train.batch_size, len(mix.feeds) > 1
     shares = mix.places / mix.places.sum()
     for name, share, feed in zip(corpora.names, shares, mix.feeds, strict=True):

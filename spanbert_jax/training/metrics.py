@@ -6,18 +6,15 @@ import os
 import socket
 import sys
 import time
-import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from spanbert_jax import settings
-from spanbert_jax.data.batch import Batch
 from spanbert_jax.errors import NonFiniteError, StorageError
 from spanbert_jax.training.optimizer import learning_rate
 from spanbert_jax.training.step import StepMetrics
@@ -118,19 +115,22 @@ class Log:
         with self._bar.external_write_mode(file=sys.stdout):
             print(message, flush=True)
 
-    def update(self, step: int, metrics: StepMetrics, batch: Batch) -> None:
+    def update(self, step: int, metrics: StepMetrics, stops: jax.Array) -> bool:
         """Reads what an update reported; records every `train.log_every`-th.
 
         Args:
             step: its number, from 1.
             metrics: still on the device, perhaps still being computed.
-            batch: what it saw.
+            stops: the same, whether a process of the run was told to stop.
+
+        Returns:
+            Whether one was.
 
         Raises:
             NonFiniteError: the loss or the gradient norm is not finite.
             StorageError: the disk is full, or gone.
         """
-        metrics = jax.device_get(metrics)
+        metrics, stops = jax.device_get((metrics, stops))
         for name in ("loss", "grad_norm"):
             value = float(getattr(metrics, name))
             if not math.isfinite(value):
@@ -149,11 +149,12 @@ class Log:
             self._compiles = False
             self._restart_meter()
         if step % self._every == 0:
-            self._write(self._update_record(step, metrics, batch, tokens_per_second))
+            self._write(self._update_record(step, metrics, tokens_per_second))
             self._restart_meter()
+        return bool(stops)
 
     def _update_record(
-        self, step: int, metrics: StepMetrics, batch: Batch, tokens_per_second: float
+        self, step: int, metrics: StepMetrics, tokens_per_second: float
     ) -> dict[str, Any]:
         record = {"step": step, "split": "train", "loss": float(metrics.loss)}
         for head, sums in metrics.heads.items():
@@ -167,7 +168,7 @@ class Log:
             "grad_norm": float(metrics.grad_norm),
             "tokens_per_second": tokens_per_second,
             "seconds": self._seconds(),
-            "batch_crc32": checksum(batch),
+            "batch_checksum": int(metrics.batch_checksum),
         }
 
     def evaluation(self, step: int, metrics: Mapping[str, Any]) -> None:
@@ -215,14 +216,6 @@ class Log:
         self._bar.close()
         self._file.close()
         self._events.close()
-
-
-def checksum(batch: Batch) -> int:
-    """CRC-32 over a batch, key by key: equal batches, equal numbers."""
-    crc = 0
-    for key in sorted(batch):
-        crc = zlib.crc32(np.ascontiguousarray(batch[key]), crc)
-    return crc
 
 
 def summary(record: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The step: one update of the state, and one look at held-out data; pure functions."""
+"""The step: one update of the state; pure functions."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -6,9 +6,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from flax import linen as nn
 
-from spanbert_jax.model.losses import Prediction, hits, score
+from spanbert_jax.model.encoder import constrain
+from spanbert_jax.model.losses import Prediction, score
 from spanbert_jax.model.spanbert import Logits, SpanBert
+from spanbert_jax.training.checksums import checksum
 
 DeviceBatch = dict[str, jax.Array]
 Predictions = dict[str, Prediction]
@@ -54,12 +57,14 @@ class StepMetrics(NamedTuple):
         heads: the sums of each head that the model has.
         grad_norm: global norm of the gradient, before clipping.
         tokens: real tokens, [CLS] and [SEP] among them, without padding.
+        batch_checksum: uint32, of the batch as the devices saw it, whichever saw what.
     """
 
     loss: jax.Array
     heads: Predictions
     grad_norm: jax.Array
     tokens: jax.Array
+    batch_checksum: jax.Array
 
 
 def init_state(
@@ -79,7 +84,7 @@ def init_state(
     Returns:
         The state.
     """
-    params = model.init(key, batch, deterministic=True)["params"]
+    params = nn.unbox(model.init(key, batch, deterministic=True)["params"])
     return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
 
 
@@ -88,7 +93,7 @@ def mean(total: jax.Array, weight: jax.Array) -> jax.Array:
     return total / jnp.maximum(weight, 1)
 
 
-def _present(logits: Logits) -> dict[str, jax.Array]:
+def present(logits: Logits) -> dict[str, jax.Array]:
     """The logits of the heads that the model has."""
     return {head: x for head, x in logits._asdict().items() if x is not None}
 
@@ -97,7 +102,7 @@ def score_heads(logits: Logits, batch: DeviceBatch) -> Predictions:
     """The sums of each head that the model has."""
     return {
         head: score(x, *(batch[key] for key in TARGETS[head]))
-        for head, x in _present(logits).items()
+        for head, x in present(logits).items()
     }
 
 
@@ -167,7 +172,8 @@ def _microbatches(batch: DeviceBatch, parts: int) -> DeviceBatch:
     """
 
     def split(x: jax.Array) -> jax.Array:
-        return x.reshape(x.shape[0] // parts, parts, *x.shape[1:]).swapaxes(0, 1)
+        x = x.reshape(x.shape[0] // parts, parts, *x.shape[1:]).swapaxes(0, 1)
+        return constrain(x, None, "rows", *(None for _ in x.shape[2:]))
 
     return jax.tree.map(split, batch)
 
@@ -177,7 +183,7 @@ def train_step(
     batch: DeviceBatch,
     model: SpanBert,
     optimizer: optax.GradientTransformation,
-    seed: int,
+    dropout_root: jax.Array,
     weights: Mapping[str, float],
     accumulation: int,
 ) -> tuple[TrainState, StepMetrics]:
@@ -188,14 +194,14 @@ def train_step(
         batch: the global batch of step `state.step`.
         model: the model.
         optimizer: the optimiser.
-        seed: of dropout; the step's key is fold_in(key(seed), step).
+        dropout_root: the key of dropout; the step's own is fold_in(root, step).
         weights: of each head in the objective, at least of those the model has.
         accumulation: microbatches.
 
     Returns:
         The state after the update, and what it reports.
     """
-    dropout_key = jax.random.fold_in(jax.random.key(seed), state.step)
+    dropout_key = jax.random.fold_in(dropout_root, state.step)
     loss, gradients, heads = loss_and_gradients(
         state.params, batch, dropout_key, model, weights, accumulation
     )
@@ -206,20 +212,6 @@ def train_step(
         heads=heads,
         grad_norm=optax.tree.norm(gradients),
         tokens=(batch["segment_ids"] > 0).sum(),
+        batch_checksum=checksum(batch),
     )
     return TrainState(state.step + 1, params, opt_state), metrics
-
-
-def evaluation_step(
-    params: Any, batch: DeviceBatch, model: SpanBert
-) -> tuple[Predictions, dict[str, jax.Array]]:
-    """Scores the heads on an evaluation batch, without dropout.
-
-    Returns:
-        Each head's sums, and which targets it got right: bool [R, M], NSP's [R, K].
-    """
-    logits = model.apply({"params": params}, batch, deterministic=True)
-    right = {
-        head: hits(x, batch[TARGETS[head].ids]) for head, x in _present(logits).items()
-    }
-    return score_heads(logits, batch), right

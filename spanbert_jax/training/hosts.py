@@ -1,0 +1,20 @@
+"""Hosts: the processes of a run."""
+
+import jax
+from jax.experimental import multihost_utils
+
+
+def is_first() -> bool:
+    """Whether this process is the one that writes and talks."""
+    return jax.process_index() == 0
+
+
+def say(message: str) -> None:
+    """Prints a line, once a run."""
+    if is_first():
+        print(message, flush=True)
+
+
+def first_decides(answer: bool) -> bool:
+    """The answer of the first process, for all: a file may look another to each."""
+    return bool(multihost_utils.broadcast_one_to_all(answer))
