@@ -47,7 +47,12 @@ case "$*" in
 *tpu-vm\\ scp*) echo copy >>log ;;
 *python3*) echo install >>log ;;
 *pkill*) echo stop >>log; touch stop ;;
-*spanbert_jax.main*) echo train >>log; read -r next <plan; sed -i 1d plan; eval "$next" ;;
+*spanbert_jax.main*)
+  echo train >>log
+  read -r next <plan
+  sed -i 1d plan
+  eval "$next"
+  ;;
 *checkpoints*) echo look >>log; ls checkpoints ;;
 *) exit 99 ;;
 esac
@@ -59,7 +64,8 @@ caught = []
 for number in (signal.SIGTERM, signal.SIGINT):
     signal.signal(number, lambda number, frame: caught.append(number))
 print("ready", flush=True)
-signal.pause()
+while not caught:
+    time.sleep(0.01)
 time.sleep(0.1)
 print(*(signal.Signals(number).name for number in caught), flush=True)
 raise SystemExit(75)
@@ -111,9 +117,7 @@ def start(
 
 
 def run(directory: Path, script: str, *arguments: str, **more: str) -> runs.Exit:
-    process = start(directory, script, *arguments, **more)
-    output, errors = process.communicate(timeout=60)
-    return runs.Exit(process.returncode, output, errors)
+    return runs.wait(start(directory, script, *arguments, **more), seconds=60)
 
 
 # ---- What stands there
@@ -332,9 +336,8 @@ def test_a_signal_reaches_the_command_once(
     process = start(tmp_path, script, "python")
     assert process.stdout.readline() == "ready\n"
     os.killpg(process.pid, number)
-    output, errors = process.communicate(timeout=60)
     got = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
-    assert (process.returncode, output, errors) == (75, f"{got.name}\n", "")
+    assert runs.wait(process, seconds=60) == runs.Exit(75, f"{got.name}\n", "")
 
 
 def test_a_signal_between_two_starts_ends_the_wait(tmp_path: Path) -> None:
@@ -343,8 +346,8 @@ def test_a_signal_between_two_starts_ends_the_wait(tmp_path: Path) -> None:
     process = start(tmp_path, "restart.sh", str(command), PAUSE="600")
     assert "starting again" in process.stderr.readline()
     process.terminate()
-    process.communicate(timeout=60)
-    assert (process.returncode, len(read_log(tmp_path))) == (75, 1)
+    assert runs.wait(process, seconds=60).code == 75
+    assert len(read_log(tmp_path)) == 1
 
 
 def test_a_command_that_ignores_the_signal_is_waited_for(tmp_path: Path) -> None:
@@ -354,8 +357,7 @@ def test_a_command_that_ignores_the_signal_is_waited_for(tmp_path: Path) -> None
     process = start(tmp_path, "restart.sh", str(command))
     assert process.stdout.readline() == "ready\n"
     process.terminate()
-    process.communicate(timeout=60)
-    assert process.returncode == 4
+    assert runs.wait(process, seconds=60).code == 4
 
 
 # ---- SLURM
@@ -393,8 +395,7 @@ def test_a_job_with_a_warning_queues_itself_again(
     process = start_job(tmp_path, state, wait)
     assert process.stdout.readline() == "ready\n"
     process.terminate()
-    process.communicate(timeout=60)
-    assert process.returncode == int(end.split()[1])
+    assert runs.wait(process, seconds=60).code == int(end.split()[1])
     log = read_log(tmp_path)
     assert log[0] == "0,1"
     assert log[1].startswith("srun --kill-on-bad-exit=0")
@@ -403,8 +404,7 @@ def test_a_job_with_a_warning_queues_itself_again(
 
 def test_a_job_that_lost_a_process_goes_on_in_place(tmp_path: Path) -> None:
     process = start_job(tmp_path, "RUNNING", "exit 137", "exit 75", "exit 0")
-    process.communicate(timeout=60)
-    assert process.returncode == 0
+    assert runs.wait(process, seconds=60).code == 0
     assert [line.split()[0] for line in read_log(tmp_path)] == ["0,1", "srun"] * 3
 
 
@@ -507,10 +507,10 @@ def test_a_signal_stops_the_hosts_and_leaves_the_slice(tpu: Path) -> None:
     process = start(tpu, "tpu_vm.sh", "up", *ARGUMENTS, **TPU)
     assert process.stdout.readline() == "ready\n"
     process.terminate()
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 75
+    done = runs.wait(process, seconds=60)
+    assert done.code == 75
     assert read_log(tpu) == ["create", *ATTEMPT, "stop"]
-    assert "still there" in errors
+    assert "still there" in done.errors
 
 
 def test_a_signal_ends_the_wait_in_the_queue(tpu: Path) -> None:
@@ -523,8 +523,8 @@ def test_a_signal_ends_the_wait_in_the_queue(tpu: Path) -> None:
     assert process.stdout.readline() == "waiting\n"
     process.terminate()
     # Their end of the pipe is closed only when all of them have ended.
-    process.communicate(timeout=60)
-    assert (process.returncode, read_log(tpu)) == (143, [])
+    assert runs.wait(process, seconds=60).code == 143
+    assert read_log(tpu) == []
 
 
 # ---- GKE
