@@ -5,7 +5,7 @@
 #
 #   0                     done
 #   75                    saved after a signal: again, without end
-#   69, death by signal   the job lost a process: again, up to RETRIES times (default 5)
+#   69, 253, a signal     the job lost a process: again, up to RETRIES times (default 5)
 #                         without a new checkpoint under DIR in between
 #   else                  stop with that code; 130, Ctrl-C, is no death by signal
 #
@@ -54,8 +54,8 @@ list_checkpoints() {
 # Unfinished checkpoints have longer names.
 newest_checkpoint() { list_checkpoints "$@" | grep -xE '[0-9]+' | sort -n | tail -n 1; }
 
-# Whether an exit code means a lost process.
-lost() { [[ $1 == 69 ]] || ((128 < $1 && $1 <= 192 && $1 != 130)); }
+# Whether an exit code means a lost process; srun says 253 when memory ran out.
+lost() { [[ $1 == 69 || $1 == 253 ]] || ((128 < $1 && $1 <= 192 && $1 != 130)); }
 
 on_signal() {
   stopped=$1 interrupted=1

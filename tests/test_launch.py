@@ -291,7 +291,9 @@ def test_a_failed_one_stops_with_its_code(tmp_path: Path, code: int) -> None:
     restart(tmp_path, f"exit {code}", code=code, starts=1)
 
 
-@pytest.mark.parametrize("end", ["exit 69", "kill -KILL $$", "kill -ABRT $$"])
+@pytest.mark.parametrize(
+    "end", ["exit 69", "exit 253", "kill -KILL $$", "kill -ABRT $$"]
+)
 def test_a_lost_one_is_started_again(tmp_path: Path, end: str) -> None:
     restart(tmp_path, end, end, "exit 0", code=0, starts=3)
 
