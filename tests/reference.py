@@ -30,7 +30,7 @@ def rough_params(params: Tree, seed: int) -> Tree:
         if kind == "embedding":
             values *= 0.05
         elif kind == "kernel":
-            values *= 1.5 / np.sqrt(leaf.shape[0])
+            values *= 1.5 / np.sqrt(leaf.shape[-2])
         else:
             values = 0.3 * values + (kind == "scale")
         return values.astype(np.float32)
@@ -83,8 +83,8 @@ def encode_block(
     x = x + encoder["position_embedding"]["embedding"][positions]
     x = x + encoder["type_embedding"]["embedding"][types]
     x = layer_norm(x, encoder["embedding_norm"])
-    for number in range(sum(name.startswith("layer_") for name in encoder)):
-        layer = encoder[f"layer_{number}"]
+    for number in range(len(encoder["layers"]["output_norm"]["scale"])):
+        layer = jax.tree.map(lambda stacked, n=number: stacked[n], encoder["layers"])
         attended = self_attention(x, layer["attention"], heads)
         x = layer_norm(x + attended, layer["attention_norm"])
         wide = gelu(linear(x, layer["intermediate"]))

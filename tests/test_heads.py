@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 
 import reference
 import text
@@ -51,7 +52,8 @@ def make_model(changes: dict[str, Any]) -> SpanBert:
 def parameter_shapes(model: SpanBert) -> reference.Tree:
     batch = as_pairs(empty_batch(BatchShape(1, LENGTH, SLOTS)))
     key = jax.random.key(0)
-    return jax.eval_shape(lambda: model.init(key, batch, deterministic=True))["params"]
+    tree = jax.eval_shape(lambda: model.init(key, batch, deterministic=True))
+    return nn.unbox(tree["params"])
 
 
 def make_targets() -> Batch:
@@ -357,10 +359,10 @@ ENCODER_NAMES = (
     {f"encoder/{kind}_embedding/embedding" for kind in ("token", "position", "type")}
     | with_bias("encoder", "embedding_norm", other="scale")
     | with_bias(
-        "encoder/layer_0/attention", "query", "key", "value", "output", other="kernel"
+        "encoder/layers/attention", "query", "key", "value", "output", other="kernel"
     )
-    | with_bias("encoder/layer_0", "attention_norm", "output_norm", other="scale")
-    | with_bias("encoder/layer_0", "intermediate", "output", other="kernel")
+    | with_bias("encoder/layers", "attention_norm", "output_norm", other="scale")
+    | with_bias("encoder/layers", "intermediate", "output", other="kernel")
 )
 MLM_NAMES = (
     with_bias("mlm_head", "dense", other="kernel")

@@ -1,7 +1,7 @@
 """One update: the same however the batch is cut, and finite whatever is in it."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,15 +19,13 @@ from pairs import as_pairs
 from spanbert_jax import settings
 from spanbert_jax.data.batch import Batch, BatchShape, empty_batch, make_batch
 from spanbert_jax.model.spanbert import Logits
-from spanbert_jax.training.optimizer import make_optimizer
-from spanbert_jax.training.sharding import by_rows, make_mesh, put_batch, replicated
+from spanbert_jax.training.program import Program, cast_votes, make_program
+from spanbert_jax.training.sharding import make_mesh, on, put_batch, replicated
 from spanbert_jax.training.step import (
     Predictions,
     StepMetrics,
     TrainState,
-    init_state,
     loss_and_gradients,
-    train_step,
 )
 
 LENGTH, SLOTS, HEADS = 32, 8, 2
@@ -38,7 +36,7 @@ Update = Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]
 
 
 def make_config(
-    devices: int = 1,
+    mesh: Sequence[int] = (1, 1, 1),
     accumulation: int = 1,
     rows: int = 32,
     dropout: float = 0.0,
@@ -47,8 +45,8 @@ def make_config(
     config = toy.make_config(Path())
     config.train.batch_size = rows
     config.train.accumulation = accumulation
-    config.mesh.data = devices
-    config.model.num_layers = 1
+    config.mesh.data, config.mesh.fsdp, config.mesh.tensor = mesh
+    config.model.num_layers = 2
     config.model.hidden_size = 32
     config.model.intermediate_size = 64
     config.model.num_heads = HEADS
@@ -87,19 +85,19 @@ def padded() -> Batch:
     return batch
 
 
+def compose(config: ConfigDict) -> Program:
+    """The program of a config for batches as `as_pairs` makes them."""
+    model = settings.model(config, text.VOCAB_SIZE)
+    mesh = make_mesh(config, model.geometry)
+    one = as_pairs(empty_batch(BatchShape(1, LENGTH, SLOTS)))
+    pair_slots = one["nsp_labels"].shape[1]
+    shape = BatchShape(config.train.batch_size, LENGTH, SLOTS, pair_slots)
+    return make_program(config, model, mesh, shape)
+
+
 @pytest.fixture(scope="module")
 def params() -> reference.Tree:
-    config = make_config()
-    state = jax.eval_shape(
-        functools.partial(
-            init_state,
-            model=settings.model(config, text.VOCAB_SIZE),
-            optimizer=make_optimizer(config),
-        ),
-        jax.random.key(0),
-        as_pairs(empty_batch(BatchShape(1, LENGTH, SLOTS))),
-    )
-    return reference.rough_params(state.params, seed=4)
+    return reference.rough_params(compose(make_config()).state.params, seed=4)
 
 
 class Outcome(NamedTuple):
@@ -114,23 +112,24 @@ def differentiate(
     config: ConfigDict, params: reference.Tree
 ) -> Callable[[Batch], Outcome]:
     """The objective as the loop compiles it, on the mesh of a config."""
-    mesh = make_mesh(config)
-    rows, whole = by_rows(mesh), replicated(mesh)
+    program = compose(config)
+    shardings = jax.tree.map(lambda x: x.sharding, (program.state, program.batch))
     compiled = jax.jit(
         functools.partial(
             loss_and_gradients,
-            model=settings.model(config, text.VOCAB_SIZE),
+            model=program.model,
             weights=WEIGHTS,
             accumulation=config.train.accumulation,
         ),
-        in_shardings=(whole, rows, whole),
-        out_shardings=whole,
+        in_shardings=(shardings[0].params, shardings[1], replicated(program.mesh)),
+        out_shardings=replicated(program.mesh),
         compiler_options=QUICKLY,
     )
 
     def call(batch: Batch) -> Outcome:
-        key = jax.random.key(0)
-        found = jax.device_get(compiled(params, put_batch(batch, mesh), key))
+        with on(program.mesh):
+            placed = put_batch(batch, program.mesh, config.train.batch_size)
+            found = jax.device_get(compiled(params, placed, jax.random.key(0)))
         return Outcome(float(found[0]), *found[1:])
 
     return call
@@ -195,26 +194,31 @@ def test_the_gradient_is_the_slope_of_plain_numpy(
 
 
 @pytest.mark.parametrize(
-    ("devices", "accumulation"),
+    ("mesh", "accumulation", "changes"),
     [
-        (8, 1),
-        (1, 4),
-        (2, 2),
-        # Nothing new; ten seconds of compilation.
-        pytest.param(2, 1, marks=pytest.mark.slow),
-        pytest.param(1, 2, marks=pytest.mark.slow),
-        pytest.param(8, 4, marks=pytest.mark.slow),
+        ((8, 1, 1), 1, {}),
+        ((1, 1, 1), 4, {}),
+        ((2, 2, 2), 2, {"model.remat": "dots", "model.unroll": 2}),
+        # Each compiles for ten seconds.
+        pytest.param((1, 8, 1), 1, {}, marks=pytest.mark.slow),
+        pytest.param((2, 4, 1), 1, {"model.remat": "full"}, marks=pytest.mark.slow),
+        pytest.param((2, 2, 2), 1, {}, marks=pytest.mark.slow),
+        pytest.param((1, 2, 1), 2, {}, marks=pytest.mark.slow),
+        pytest.param((1, 1, 2), 1, {}, marks=pytest.mark.slow),
+        pytest.param((8, 1, 1), 4, {}, marks=pytest.mark.slow),
     ],
 )
-def test_devices_and_microbatches_change_neither_loss_nor_gradients(
+def test_no_mesh_and_no_microbatches_change_the_loss_or_the_gradients(
     params: reference.Tree,
     padded: Batch,
     expected: Outcome,
-    devices: int,
+    mesh: tuple[int, int, int],
     accumulation: int,
+    changes: dict[str, Any],
 ) -> None:
-    found = differentiate(make_config(devices, accumulation), params)(padded)
-    assert_same(found, expected)
+    config = make_config(mesh, accumulation)
+    config.update_from_flattened_dict(changes)
+    assert_same(differentiate(config, params)(padded), expected)
 
 
 def test_the_order_of_the_rows_changes_neither_loss_nor_gradients(
@@ -280,29 +284,27 @@ def test_the_loss_is_no_mean_of_means(accumulation: int) -> None:
 
 
 def compile_update(config: ConfigDict) -> Update:
-    """The update as the loop compiles it, but for donation: states are used again."""
-    mesh = make_mesh(config)
-    rows, whole = by_rows(mesh), replicated(mesh)
-    compiled = jax.jit(
-        functools.partial(
-            train_step,
-            model=settings.model(config, text.VOCAB_SIZE),
-            optimizer=make_optimizer(config),
-            seed=config.train.seed,
-            weights=settings.loss_weights(config),
-            accumulation=config.train.accumulation,
-        ),
-        in_shardings=(whole, rows),
-        out_shardings=whole,
-        compiler_options=QUICKLY,
-    )
-    return lambda state, batch: jax.device_get(compiled(state, put_batch(batch, mesh)))
+    """The update as the loop calls it, to and from the host."""
+    program = compose(config)
+    shardings = jax.tree.map(lambda x: x.sharding, program.state)
+    with on(program.mesh):
+        lowered = program.update.lower(program.state, program.batch, program.votes)
+        compiled = lowered.compile(QUICKLY)
+
+    def update(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
+        placed = put_batch(batch, program.mesh, config.train.batch_size)
+        state = jax.device_put(state, shardings)
+        new, metrics, stops = compiled(state, placed, cast_votes(program, False))
+        assert not stops
+        return jax.device_get((new, metrics))
+
+    return update
 
 
 def update_config(
-    devices: int, accumulation: int = 1, dtype: str = "float32"
+    mesh: Sequence[int], accumulation: int = 1, dtype: str = "float32"
 ) -> ConfigDict:
-    config = make_config(devices, accumulation, 8, dropout=0.1, dtype=dtype)
+    config = make_config(mesh, accumulation, 8, dropout=0.1, dtype=dtype)
     config.optimizer.warmup_steps = 5
     return config
 
@@ -311,22 +313,16 @@ def update_config(
 def updates() -> dict[str, Update]:
     """Updates on 8 devices with dropout, by dtype of the computation."""
     return {
-        dtype: compile_update(update_config(8, dtype=dtype))
+        dtype: compile_update(update_config((8, 1, 1), dtype=dtype))
         for dtype in ("float32", "bfloat16")
     }
 
 
 @pytest.fixture(scope="module")
 def state() -> TrainState:
-    config = update_config(1)
-    init = functools.partial(
-        init_state,
-        model=settings.model(config, text.VOCAB_SIZE),
-        optimizer=make_optimizer(config),
-    )
-    batch = as_pairs(empty_batch(BatchShape(1, LENGTH, SLOTS)))
-    init = jax.jit(init, compiler_options=QUICKLY)
-    return jax.device_get(init(jax.random.key(0), batch))
+    program = compose(update_config((1, 1, 1)))
+    init = program.init.lower(jax.random.key(0)).compile(QUICKLY)
+    return jax.device_get(init(jax.random.key(0)))
 
 
 @pytest.fixture
@@ -433,20 +429,49 @@ def test_the_dropout_of_a_step_is_its_own_and_repeatable(
     assert metrics.loss == pytest.approx(first[1].loss, rel=0.05)
 
 
-def test_five_updates_on_eight_devices_are_those_on_one(
-    updates: dict[str, Update], state: TrainState, eight: Batch
+def run_five(
+    update: Update, state: TrainState, batch: Batch
+) -> tuple[TrainState, list[StepMetrics]]:
+    reports = []
+    for _ in range(5):
+        state, metrics = update(state, batch)
+        reports.append(metrics)
+    return state, reports
+
+
+@pytest.fixture(scope="module")
+def five_on_one(state: TrainState) -> tuple[TrainState, list[StepMetrics]]:
+    batch = make_rows(packing=False, rows=8)
+    return run_five(compile_update(update_config((1, 1, 1))), state, batch)
+
+
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        (8, 1, 1),
+        (2, 2, 2),
+        pytest.param((1, 8, 1), marks=pytest.mark.slow),
+        pytest.param((2, 4, 1), marks=pytest.mark.slow),
+    ],
+)
+def test_five_updates_on_any_mesh_are_those_on_one_device(
+    updates: dict[str, Update],
+    state: TrainState,
+    eight: Batch,
+    five_on_one: tuple[TrainState, list[StepMetrics]],
+    mesh: tuple[int, int, int],
 ) -> None:
-    many, one = updates["float32"], compile_update(update_config(1))
-    theirs = ours = state
-    losses = []
-    for number in range(1, 6):
-        theirs, expected = one(theirs, eight)
-        ours, metrics = many(ours, eight)
-        assert metrics.loss == pytest.approx(expected.loss, abs=5e-6)
-        assert ours.step == theirs.step == number
-        losses.append(metrics.loss)
+    """With dropout, whose bits depend on no mesh either."""
+    by_data = mesh == (8, 1, 1)
+    many = updates["float32"] if by_data else compile_update(update_config(mesh))
+    theirs, expected = five_on_one
+    ours, reports = run_five(many, state, eight)
+    for found, wanted in zip(reports, expected, strict=True):
+        assert found.loss == pytest.approx(wanted.loss, abs=5e-6)
+        assert found.batch_checksum == wanted.batch_checksum
+    assert ours.step == theirs.step == 5
     # They do move: the comparison is one of five different states.
-    assert losses[-1] < losses[0] - 0.1
+    assert reports[-1].loss < reports[0].loss - 0.1
     for a, b in zip(
         jax.tree.leaves(ours.params), jax.tree.leaves(theirs.params), strict=True
     ):
@@ -457,7 +482,7 @@ def test_five_updates_on_eight_devices_are_those_on_one(
 def test_accumulation_makes_one_update_with_dropout_on(
     updates: dict[str, Update], state: TrainState, eight: Batch
 ) -> None:
-    config = update_config(1, accumulation=4)
+    config = update_config((1, 1, 1), accumulation=4)
     new, metrics = compile_update(config)(state, eight)
     assert new.step == 1
     counts = [

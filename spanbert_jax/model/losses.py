@@ -26,7 +26,7 @@ def _target_logits(logits: jax.Array, target_ids: jax.Array) -> jax.Array:
     No look-up, which would bring together a vocabulary that is split over devices.
     """
     shape = (1,) * target_ids.ndim + logits.shape[-1:]
-    ids = jax.lax.broadcasted_iota(target_ids.dtype, shape, target_ids.ndim)
+    ids = jax.lax.broadcasted_iota(jnp.int32, shape, target_ids.ndim)
     return jnp.where(ids == target_ids[..., None], logits, 0).sum(axis=-1)
 
 

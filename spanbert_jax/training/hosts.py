@@ -1,5 +1,7 @@
 """Hosts: the processes of a run."""
 
+import threading
+
 import jax
 from jax.experimental import multihost_utils
 
@@ -13,6 +15,11 @@ def say(message: str) -> None:
     """Prints a line, once a run."""
     if is_first():
         print(message, flush=True)
+
+
+def is_told_alone(stopping: threading.Event) -> bool:
+    """Whether a run of one process was told to stop: it has nobody to agree with."""
+    return jax.process_count() == 1 and stopping.is_set()
 
 
 def first_decides(answer: bool) -> bool:

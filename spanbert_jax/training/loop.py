@@ -99,6 +99,7 @@ def train(config: ConfigDict, corpora: Mixture, workdir: Path) -> int:
             # Read with the next step under way, so that the device never waits.
             if pending:
                 stops = log.update(*pending)
+            stops = stops or hosts.is_told_alone(stopping)
             pending = (step, metrics, stopped)
             saves = step == stop or step % config.checkpoint.every == 0
             evaluates = _is_evaluated(config, held_out, step)
