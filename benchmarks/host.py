@@ -84,7 +84,7 @@ def pipeline_rate(feed: Feed, workers: int) -> float:
         steps = range(repeat * _BATCHES, (repeat + 1) * _BATCHES)
         # The graph's tracing counts: batches made before the clock starts would not.
         start = time.perf_counter()
-        made = batches(one_corpus(feed), order, range(_ROWS), steps, workers)
+        made = batches(one_corpus(feed), order, np.arange(_ROWS), steps, workers)
         tokens = sum(int((batch["segment_ids"] > 0).sum()) for batch in made)
         rates.append(tokens / (time.perf_counter() - start))
     return float(np.median(rates))
@@ -97,7 +97,7 @@ def first_batch_seconds(
     start = time.perf_counter()
     feed = make_feed(config, corpus, cache)
     steps = range(step, step + 1)
-    next(batches(one_corpus(feed), row_order(feed), range(_ROWS), steps, 1))
+    next(batches(one_corpus(feed), row_order(feed), np.arange(_ROWS), steps, 1))
     return time.perf_counter() - start
 
 

@@ -15,7 +15,6 @@ from common import prepare_process
 prepare_process()
 
 import argparse
-import functools
 import json
 import statistics
 import tempfile
@@ -32,8 +31,9 @@ from spanbert_jax import settings
 from spanbert_jax.data.batch import make_batch
 from spanbert_jax.data.plan import shuffled_rows
 from spanbert_jax.model.flops import step_flops
-from spanbert_jax.training.optimizer import make_optimizer
-from spanbert_jax.training.step import init_state, train_step
+from spanbert_jax.training.program import cast_votes, make_program
+from spanbert_jax.training.sharding import make_mesh, put_batch
+from spanbert_jax.training.step import StepMetrics, TrainState
 
 _MATMUL_SIZE = 2048
 _MATMULS = 4
@@ -49,6 +49,7 @@ def make_config(dropout: float) -> ConfigDict:
     config.model.num_heads = 4
     config.model.intermediate_size = 1024
     config.model.dropout = config.model.attention_dropout = dropout
+    config.model.unroll = config.model.num_layers
     return config
 
 
@@ -63,19 +64,16 @@ def main() -> None:
         feed = make_feed(config, "", Path(cache))
         size = config.train.batch_size
         batch = make_batch(feed, *shuffled_rows(0, size, feed.plan.num_rows, 0))
-    model, optimizer = settings.model(config, VOCAB_SIZE), make_optimizer(config)
-    batch = jax.device_put(batch)
-    init = jax.jit(functools.partial(init_state, model=model, optimizer=optimizer))
-    state = init(jax.random.key(0), batch)
-    update = functools.partial(
-        train_step,
-        model=model,
-        optimizer=optimizer,
-        seed=0,
-        weights=settings.loss_weights(config),
-        accumulation=1,
-    )
-    update = jax.jit(update, donate_argnums=0)
+    model = settings.model(config, VOCAB_SIZE)
+    mesh = make_mesh(config, model.geometry)
+    program = make_program(config, model, mesh, feed.shape(size))
+    placed, votes = put_batch(batch, mesh, size), cast_votes(program, False)
+    state = program.init(jax.random.key(0))
+
+    def update(state: TrainState) -> tuple[TrainState, StepMetrics]:
+        state, metrics, _ = program.update(state, placed, votes)
+        return jax.block_until_ready((state, metrics))
+
     multiply = jax.jit(jnp.matmul)
     square = jnp.ones((_MATMUL_SIZE, _MATMUL_SIZE), jnp.float32)
 
@@ -85,13 +83,13 @@ def main() -> None:
             multiply(square, square).block_until_ready()
         return _MATMULS * 2 * _MATMUL_SIZE**3 / (time.perf_counter() - start)
 
-    state, _ = jax.block_until_ready(update(state, batch))
+    state, _ = update(state)
     matmul_rate()
     flops = step_flops(model, batch)
     seconds, rates, fractions = [], [matmul_rate()], []
     for _ in range(arguments.steps):
         start = time.perf_counter()
-        state, _ = jax.block_until_ready(update(state, batch))
+        state, _ = update(state)
         seconds.append(time.perf_counter() - start)
         rates.append(matmul_rate())
         fractions.append(flops / seconds[-1] / statistics.mean(rates[-2:]))

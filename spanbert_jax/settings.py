@@ -169,6 +169,7 @@ _RULES: list[Rule] = [
         "one of threefry2x32, rbg, unsafe_rbg",
         ("threefry2x32", "rbg", "unsafe_rbg").__contains__,
     ),
+    (("model.attention",), "one of plain", ("plain",).__contains__),
     (
         ("model.remat",),
         "one of none, full, dots",

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 import runs
@@ -26,7 +27,7 @@ from spanbert_jax.training.checkpoint import (
     check_identity,
     make_record,
 )
-from spanbert_jax.training.sharding import abstract, make_mesh, replicated
+from spanbert_jax.training.sharding import abstract, replicated
 from spanbert_jax.training.step import TrainState
 
 # Orbax leaves unfinished reads behind when one of many fails.
@@ -48,7 +49,7 @@ def config(toy_cache: Path, toy_corpus: Corpus) -> ConfigDict:
 
 @pytest.fixture
 def record(config: ConfigDict, toy_corpus: Corpus) -> Record:
-    mesh = jax.make_mesh((1,), ("data",), devices=jax.devices()[:1])
+    mesh = make_mesh(1)
     return make_record(config, toy_corpus, make_state(0), mesh)
 
 
@@ -66,6 +67,18 @@ def make_state(step: int, rows: int = 64) -> TrainState:
     return jax.tree.map(jnp.asarray, state)
 
 
+def make_mesh(devices: int) -> Mesh:
+    shape, names = (devices,), ("data",)
+    return jax.make_mesh(shape, names, devices=jax.devices()[:devices])
+
+
+def make_like(devices: int) -> TrainState:
+    """What `restore` is to bring back, whole on each device."""
+    shapes = jax.eval_shape(lambda: make_state(0))
+    whole = replicated(make_mesh(devices))
+    return abstract(shapes, jax.tree.map(lambda _: whole, shapes))
+
+
 def save(workdir: Path, steps: range, keep: int = 10) -> None:
     checkpoints = Checkpoints(workdir, keep)
     for step in steps:
@@ -77,8 +90,7 @@ def restore(
     workdir: Path, check: Callable[[Record], None] = lambda _: None
 ) -> Restored | None:
     checkpoints = Checkpoints(workdir, keep=10)
-    mesh = jax.make_mesh((1,), ("data",), devices=jax.devices()[:1])
-    like = abstract(jax.eval_shape(lambda: make_state(0)), replicated(mesh))
+    like = make_like(1)
     try:
         return checkpoints.restore(like, check)
     finally:
@@ -118,15 +130,10 @@ def test_only_the_newest_steps_are_kept(tmp_path: Path) -> None:
     assert runs.steps_of(tmp_path) == [4, 5, 6]
 
 
-def test_a_state_goes_to_the_devices_that_are_there_now(
-    config: ConfigDict, tmp_path: Path
-) -> None:
+def test_a_state_goes_to_the_devices_that_are_there_now(tmp_path: Path) -> None:
     save(tmp_path, range(1, 2))
-    config.mesh.data = 8
-    sharding = replicated(make_mesh(config))
-    like = abstract(jax.eval_shape(lambda: make_state(0)), sharding)
     checkpoints = Checkpoints(tmp_path, keep=1)
-    state = checkpoints.restore(like, lambda _: None).state
+    state = checkpoints.restore(make_like(8), lambda _: None).state
     checkpoints.close()
     assert_is_state(state, 1)
     assert all(len(leaf.sharding.device_set) == 8 for leaf in jax.tree.leaves(state))

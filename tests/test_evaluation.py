@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh
+from flax import linen as nn
 
 import reference
 import text
@@ -23,12 +24,13 @@ from spanbert_jax.data.plan import ordered_rows
 from spanbert_jax.model.losses import Prediction
 from spanbert_jax.training.evaluation import (
     LENGTH_NAMES,
+    Scores,
+    SpanMatches,
     evaluate,
+    evaluation_step,
     span_matches,
     unigram_log_probs,
 )
-from spanbert_jax.training.sharding import make_mesh
-from spanbert_jax.training.step import Predictions, evaluation_step
 
 MASK = text.SPECIAL.mask
 
@@ -56,6 +58,14 @@ def count_spans(
     return [right_ones[n] for n in lengths], [counted[n] for n in lengths]
 
 
+def on_device(batch: Batch) -> dict[str, jax.Array]:
+    return {key: jnp.asarray(array) for key, array in batch.items()}
+
+
+def match(batch: Batch, hits: np.ndarray) -> SpanMatches:
+    return span_matches(on_device(batch), hits, batch["target_weights"], MASK)
+
+
 def make_feed(replacement: str, scheme: str = "span") -> Feed:
     masking = dataclasses.replace(text.PAPER, replacement=replacement, scheme=scheme)
     lengths = [126, 60, 60, 1, 2, 40, 90, 126, 126, 7, 33, 126] * 3
@@ -78,7 +88,7 @@ def test_spans_are_matched_as_one_by_one(
     batch = all_rows(make_feed(replacement, scheme))
     rng = np.random.default_rng(8)
     hits = rng.random(batch["target_ids"].shape) < 0.8
-    right, counted = span_matches(batch, hits, batch[weights], MASK)
+    right, counted = span_matches(on_device(batch), hits, batch[weights], MASK)
     assert [right.tolist(), counted.tolist()] == [
         *count_spans(batch, hits, batch[weights])
     ]
@@ -94,6 +104,7 @@ def make_spans(spans: Sequence[tuple[int, int]]) -> Batch:
             batch["target_positions"][0, slot] = place
             batch["left_positions"][0, slot] = begin - 1
             batch["right_positions"][0, slot] = end + 1
+            batch["span_offsets"][0, slot] = place - begin + 1
             batch["target_weights"][0, slot] = batch["sbo_weights"][0, slot] = 1
             batch["token_ids"][0, place] = MASK
             slot += 1
@@ -104,7 +115,7 @@ def test_each_length_up_to_10_is_counted_by_itself_and_longer_ones_together() ->
     for length in range(1, 16):
         batch = make_spans([(3, 2 + length), (30, 30)])
         hits = np.ones((1, 32), bool)
-        right, counted = span_matches(batch, hits, batch["target_weights"], MASK)
+        right, counted = match(batch, hits)
         expected = np.zeros(11, int)
         expected[min(length, 11) - 1] += 1
         expected[0] += 1
@@ -116,7 +127,7 @@ def test_one_wrong_token_makes_a_span_wrong() -> None:
     batch = make_spans([(3, 6), (8, 10)])
     hits = np.ones((1, 32), bool)
     hits[0, 2] = False
-    right, counted = span_matches(batch, hits, batch["target_weights"], MASK)
+    right, counted = match(batch, hits)
     assert counted.tolist() == [0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0]
     assert right.tolist() == [0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]
 
@@ -126,7 +137,7 @@ def test_spans_at_the_same_place_of_two_rows_are_two() -> None:
     batch = {key: np.concatenate([array, array]) for key, array in one.items()}
     hits = np.ones((2, 32), bool)
     hits[0, 2] = False
-    right, counted = span_matches(batch, hits, batch["target_weights"], MASK)
+    right, counted = match(batch, hits)
     assert counted.tolist() == [0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0]
     assert right.tolist() == [0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]
 
@@ -135,14 +146,14 @@ def test_a_span_that_is_not_all_mask_does_not_count() -> None:
     batch = make_spans([(3, 6), (8, 10)])
     batch["token_ids"][0, 9] = 77
     hits = np.ones((1, 32), bool)
-    _, counted = span_matches(batch, hits, batch["target_weights"], MASK)
+    _, counted = match(batch, hits)
     assert counted.tolist() == [0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]
 
 
 def test_a_batch_without_targets_has_no_spans() -> None:
     batch = empty_batch(BatchShape(2, 64, 8))
     hits = np.ones((2, 8), bool)
-    right, counted = span_matches(batch, hits, batch["target_weights"], MASK)
+    right, counted = match(batch, hits)
     assert right.tolist() == counted.tolist() == [0] * 11
 
 
@@ -163,13 +174,6 @@ def feed() -> Feed:
     return make_feed("span")
 
 
-@pytest.fixture(scope="module")
-def mesh() -> Mesh:
-    config = toy.make_config(Path())
-    config.mesh.data = 1
-    return make_mesh(config)
-
-
 def cut(feed: Feed, size: int) -> list[Batch]:
     """All rows once, in batches of some size."""
     count = feed.plan.num_rows
@@ -182,30 +186,30 @@ def cut(feed: Feed, size: int) -> list[Batch]:
 UNIGRAM = np.log(np.random.default_rng(9).dirichlet(np.ones(text.VOCAB_SIZE)))
 
 
-def made_up_step(_: Any, batch: Batch) -> tuple[Predictions, dict[str, np.ndarray]]:
+def made_up_look(batch: Batch) -> tuple[Scores, bool]:
     """Losses and hits that follow from the targets, by arithmetic."""
-    batch = {key: np.asarray(array) for key, array in batch.items()}
-    predictions, hits = {}, {}
+    heads, spans = {}, {}
     for head, (ids, weights) in reference.TARGETS.items():
         if weights not in batch:
             continue
-        hits[head] = batch[ids] % 3 > 0
+        hits = batch[ids] % 3 > 0
         losses = 1 + batch[ids] % 7
-        predictions[head] = Prediction(
+        heads[head] = Prediction(
             *(
                 np.float32((numbers * batch[weights]).sum())
-                for numbers in (losses, hits[head], np.ones(losses.shape))
+                for numbers in (losses, hits, np.ones(losses.shape))
             )
         )
-    return predictions, hits
+        if head != "nsp":
+            right, count = count_spans(batch, hits, batch[weights])
+            spans[head] = SpanMatches(np.array(right), np.array(count))
+    unigram = (UNIGRAM[batch["target_ids"]] * batch["target_weights"]).sum()
+    return Scores(heads, spans, np.float32(-unigram)), False
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 64])
-def test_the_size_of_the_batches_changes_no_metric(
-    feed: Feed, mesh: Mesh, size: int
-) -> None:
-    batches = map(as_pairs, cut(feed, size))
-    found = evaluate(made_up_step, None, batches, mesh, MASK, UNIGRAM)
+def test_the_size_of_the_batches_changes_no_metric(feed: Feed, size: int) -> None:
+    found = evaluate(made_up_look, map(as_pairs, cut(feed, size)))
     whole = as_pairs(all_rows(feed))
     assert feed.plan.num_rows % 7
     hits = whole["target_ids"] % 3 > 0
@@ -234,18 +238,29 @@ def test_the_size_of_the_batches_changes_no_metric(
     assert found == expected
 
 
-def test_a_head_without_targets_is_left_out(mesh: Mesh) -> None:
+def test_a_head_without_targets_is_left_out() -> None:
     batch = make_spans([(3, 5)])
     batch["sbo_weights"][:] = 0
     for each in (batch, as_pairs(batch)):
-        found = evaluate(made_up_step, None, [each], mesh, MASK, UNIGRAM)
+        found = evaluate(made_up_look, [each])
         assert found["mlm_targets"] == 3
         assert not any(name.startswith(("sbo", "nsp")) for name in found)
-    assert evaluate(made_up_step, None, [], mesh, MASK, UNIGRAM) == {}
+
+
+def test_a_run_that_is_to_stop_has_no_result() -> None:
+    batch = make_spans([(3, 5)])
+    seen = []
+
+    def look(batch: Batch) -> tuple[Scores, bool]:
+        seen.append(batch)
+        return made_up_look(batch)[0], len(seen) == 2
+
+    assert evaluate(look, [batch] * 4) is None
+    assert len(seen) == 2
 
 
 @pytest.mark.parametrize("internal", [False, True])
-def test_a_model_is_scored_as_plain_numpy_does(mesh: Mesh, internal: bool) -> None:
+def test_a_model_is_scored_as_plain_numpy_does(internal: bool) -> None:
     config = toy.make_config(Path())
     config.data.pairs = True
     config.sbo.internal = internal
@@ -257,13 +272,16 @@ def test_a_model_is_scored_as_plain_numpy_does(mesh: Mesh, internal: bool) -> No
     assert len(batches) > 1
     init = functools.partial(model.init, deterministic=True)
     shapes = jax.eval_shape(init, jax.random.key(0), batches[0])["params"]
-    params = reference.rough_params(shapes, seed=11)
+    params = reference.rough_params(nn.unbox(shapes), seed=11)
     # The likeliest token by its bias is a target: some hits, some misses.
     common = int(batches[0]["target_ids"][0, 0])
     for head in ("mlm_head", "sbo_head"):
         params[head]["projection"]["bias"][common] = 6
     step = jax.jit(functools.partial(evaluation_step, model=model))
-    found = evaluate(step, params, batches, mesh, MASK, UNIGRAM)
+    unigram, mask_id = jnp.asarray(UNIGRAM, jnp.float32), jnp.int32(MASK)
+    found = evaluate(
+        lambda batch: (step(params, batch, unigram, mask_id), False), batches
+    )
     exact = reference.double(params)
     encoded = [reference.encode(exact, batch, heads) for batch in batches]
     for head in ("mlm", "sbo", "nsp"):
@@ -285,3 +303,6 @@ def test_a_model_is_scored_as_plain_numpy_does(mesh: Mesh, internal: bool) -> No
     assert [*found["sbo_spans"].values()] == np.sum(counted, axis=0).tolist()
     assert "nsp_spans" not in found
     assert found["perplexity"] == pytest.approx(math.exp(found["mlm_loss"]))
+    targets = [batch["target_ids"][batch["target_weights"] > 0] for batch in batches]
+    expected = -UNIGRAM[np.concatenate(targets)].mean()
+    assert found["unigram_loss"] == pytest.approx(expected, rel=1e-6)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
@@ -23,8 +24,8 @@ from spanbert_jax.data.batch import Batch
 from spanbert_jax.data.pipeline import batches
 from spanbert_jax.errors import PREEMPTED, InputError, NonFiniteError, StorageError
 from spanbert_jax.training.evaluation import evaluate, unigram_log_probs
-from spanbert_jax.training.sharding import make_mesh
-from spanbert_jax.training.step import evaluation_step
+from spanbert_jax.training.program import cast_votes, make_program
+from spanbert_jax.training.sharding import make_mesh, on, put_batch
 
 STEPS = 20
 
@@ -469,7 +470,7 @@ def test_train_lines_hold_the_step_and_what_it_saw(
         assert record.keys() == {
             *("step", "split", "loss", "mlm_loss", "sbo_loss", "mlm_accuracy"),
             *("sbo_accuracy", "learning_rate", "grad_norm", "tokens_per_second"),
-            *("seconds", "batch_crc32"),
+            *("seconds", "batch_checksum"),
         }
         total = record["mlm_loss"] + config.sbo.weight * record["sbo_loss"]
         assert record["loss"] == pytest.approx(total, rel=1e-6)
@@ -535,29 +536,37 @@ def _held_out_batches(config: ConfigDict, corpus: Corpus) -> list[Batch]:
     size = config.train.batch_size
     order = functools.partial(held_out.evaluation_rows, batch_size=size)
     steps = range(-(-held_out.num_rows // size))
-    return list(batches(held_out, order, range(size), steps, workers=2))
+    return list(batches(held_out, order, np.arange(size), steps, workers=2))
 
 
-@pytest.mark.parametrize(("batch_size", "devices"), [(16, 1), (8, 8)])
+@pytest.mark.parametrize(("batch_size", "mesh"), [(16, (1, 1, 1)), (8, (2, 2, 2))])
 def test_evaluation_does_not_depend_on_how_the_text_is_cut(
-    config: ConfigDict, corpus: Corpus, batch_size: int, devices: int
+    config: ConfigDict, corpus: Corpus, batch_size: int, mesh: tuple[int, int, int]
 ) -> None:
     model = settings.model(config, corpus.tokenizer.vocab_size)
-    look = jax.jit(functools.partial(evaluation_step, model=model))
-    example = _held_out_batches(config, corpus)[0]
-    unigram = unigram_log_probs(corpus.unigram_counts)
-    mask = corpus.tokenizer.mask_id
+    unigram = jnp.asarray(unigram_log_probs(corpus.unigram_counts), jnp.float32)
+    mask_id = jnp.int32(corpus.tokenizer.mask_id)
 
     def score() -> dict[str, object]:
-        made = _held_out_batches(config, corpus)
-        return evaluate(look, params, made, make_mesh(config), mask, unigram)
+        size = config.train.batch_size
+        mesh = make_mesh(config, model.geometry)
+        shape = settings.feed(config, corpus, "valid").shape(size)
+        program = make_program(config, model, mesh, shape)
+        with on(mesh):
+            params = program.init(jax.random.key(0)).params
+            votes = cast_votes(program, False)
+            return evaluate(
+                lambda batch: program.look(params, batch, votes, unigram, mask_id),
+                (
+                    put_batch(batch, mesh, size)
+                    for batch in _held_out_batches(config, corpus)
+                ),
+            )
 
     with runs.quick_compilation():
-        init = jax.jit(functools.partial(model.init, deterministic=True))
-        params = jax.device_get(init(jax.random.key(0), example)["params"])
         expected = score()
         config.train.batch_size = batch_size
-        config.mesh.data = devices
+        config.mesh.data, config.mesh.fsdp, config.mesh.tensor = mesh
         found = score()
     assert found.keys() == expected.keys()
     for name, value in expected.items():

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen as nn
 from ml_collections import ConfigDict
 
 import toy
@@ -108,7 +109,7 @@ def parameters_of_one_layer() -> Tree:
     model = settings.model(config, vocab_size=50)
     init = functools.partial(model.init, deterministic=True)
     batch = as_pairs(empty_batch(BatchShape(1, 8, 8)))
-    return jax.eval_shape(init, jax.random.key(0), batch)["params"]
+    return nn.unbox(jax.eval_shape(init, jax.random.key(0), batch)["params"])
 
 
 def test_tables_and_kernels_decay_biases_and_layer_norm_do_not() -> None:
@@ -129,7 +130,7 @@ def test_tables_and_kernels_decay_biases_and_layer_norm_do_not() -> None:
             "position_embedding": table,
             "type_embedding": table,
             "embedding_norm": norm,
-            "layer_0": {
+            "layers": {
                 "attention": dict.fromkeys(("query", "key", "value", "output"), linear),
                 "attention_norm": norm,
                 "intermediate": linear,

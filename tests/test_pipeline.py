@@ -64,7 +64,7 @@ def test_batches_are_those_of_make_batch_in_order(
     steps = range(3, 23)
     # So that an epoch ends in mid-batch within these steps.
     assert steps.stop * BATCH > feed.plan.num_rows % BATCH > 0
-    made = list(made_by(feed, range(BATCH), steps, workers))
+    made = list(made_by(feed, np.arange(BATCH), steps, workers))
     assert len(made) == len(steps)
     for step, batch in zip(steps, made, strict=True):
         assert_equal(batch, direct(feed, step))
@@ -88,7 +88,7 @@ def test_the_parts_of_all_processes_are_the_global_batch(
 def test_a_start_far_on_takes_no_replay(feed: Feed) -> None:
     begin = time.monotonic()
     steps = range(100_000, 2_400_000)
-    first = next(made_by(feed, range(BATCH), steps, workers=4))
+    first = next(made_by(feed, np.arange(BATCH), steps, workers=4))
     assert time.monotonic() - begin < 10
     assert_equal(first, direct(feed, 100_000))
 
@@ -97,7 +97,7 @@ def test_two_epochs_hold_the_same_text_under_other_masks() -> None:
     # Long blocks: two masks of a short one are the same now and then.
     split = text.random_split(13, [250] * 16, most_pieces=2)
     feed = text.make_feed(split, block_length=256, packing=False)
-    made = list(made_by(feed, range(BATCH), range(4), workers=1))
+    made = list(made_by(feed, np.arange(BATCH), range(4), workers=1))
     epochs = [
         {key: np.concatenate([made[i][key], made[i + 1][key]]) for key in made[i]}
         for i in (0, 2)
@@ -120,7 +120,7 @@ def test_evaluation_ends_with_empty_rows(feed: Feed) -> None:
     rows = feed.plan.num_rows
     order = functools.partial(mix_of(feed).evaluation_rows, batch_size=BATCH)
     steps = range(-(-rows // BATCH))
-    made = list(batches(mix_of(feed), order, range(BATCH), steps, workers=2))
+    made = list(batches(mix_of(feed), order, np.arange(BATCH), steps, workers=2))
     weights = np.concatenate([batch["target_weights"] for batch in made])
     assert (weights[:rows].sum(axis=1) > 0).all()
     assert not weights[rows:].any()
@@ -129,7 +129,7 @@ def test_evaluation_ends_with_empty_rows(feed: Feed) -> None:
 
 def test_a_corpus_smaller_than_a_batch_goes_on_for_ever() -> None:
     feed = text.make_feed(text.random_split(14, [60] * 5), packing=False)
-    made = list(made_by(feed, range(BATCH), range(20), workers=2))
+    made = list(made_by(feed, np.arange(BATCH), range(20), workers=2))
     assert len(made) == 20
     for batch in made:
         assert ((batch["target_weights"].sum(axis=1) > 0).sum()) == 5
@@ -139,7 +139,7 @@ def test_memory_maps_feed_as_arrays_do(tmp_path: Path) -> None:
     split = text.random_split(15, [90] * 10, shards=2)
     mapped = [text.save_shard(shard, tmp_path) for shard in split.shards]
     made = [
-        next(made_by(feed, range(BATCH), range(1), workers=1))
+        next(made_by(feed, np.arange(BATCH), range(1), workers=1))
         for feed in map(text.make_feed, (split, Split("train", tuple(mapped))))
     ]
     assert_equal(*made)
@@ -156,7 +156,7 @@ def test_a_wrong_id_in_a_later_batch_names_shard_and_document(workers: int) -> N
     document = np.searchsorted(shard.documents, place, side="right") - 1
     # As if the file had been damaged after its plan was made.
     shard.tokens[place] = text.VOCAB_SIZE
-    made = made_by(feed, range(BATCH), range(5), workers)
+    made = made_by(feed, np.arange(BATCH), range(5), workers)
     for step in range(3):
         assert_equal(next(made), direct(feed, step))
     with pytest.raises(InputError, match=f"document {document} of shard {shard.name} "):
@@ -168,7 +168,7 @@ def test_a_fault_of_ours_is_not_taken_for_a_wrong_datum(feed: Feed) -> None:
         raise ZeroDivisionError(step)
 
     with pytest.raises(Exception, match="ZeroDivisionError") as caught:
-        next(batches(mix_of(feed), order, range(BATCH), range(1), workers=1))
+        next(batches(mix_of(feed), order, np.arange(BATCH), range(1), workers=1))
     assert not isinstance(caught.value, InputError)
 
 

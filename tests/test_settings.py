@@ -19,8 +19,9 @@ from spanbert_jax.corpus.runners import Local
 from spanbert_jax.corpus.store import Corpus
 from spanbert_jax.data.masking import SCHEMES
 from spanbert_jax.errors import InputError, StorageError
+from spanbert_jax.model.attention import ATTENTION
+from spanbert_jax.model.encoder import REMAT
 from spanbert_jax.model.heads import Sbo
-from spanbert_jax.training.sharding import make_mesh
 
 CONFIGS = sorted(
     path.stem
@@ -149,6 +150,11 @@ WRONG = [
     ("model.dtype", "float16"),
     ("mesh.data", 0),
     ("mesh.data", -2),
+    ("mesh.fsdp", 0),
+    ("mesh.tensor", -3),
+    ("model.unroll", 0),
+    ("model.remat", "some"),
+    ("train.dropout_keys", "philox"),
     # More than the generators of random numbers can tell apart.
     ("train.seed", 2**63),
 ]
@@ -254,35 +260,24 @@ def test_a_setting_that_is_missing_is_named() -> None:
     assert "train.batch_size is missing" in refusal(config)
 
 
-@pytest.mark.parametrize(
-    ("changes", "parts"),
-    [
-        ({"mesh.data": 9}, ("mesh.data is 9", "8 devices")),
-        ({"mesh.data": 3}, ("train.batch_size is 8", "3 devices", "mesh.data")),
-        (
-            {"mesh.data": 4, "train.accumulation": 4},
-            ("train.batch_size is 8", "4 devices", "train.accumulation"),
-        ),
-        ({"train.batch_size": 12}, ("train.batch_size is 12", "8 devices")),
-    ],
-)
-def test_a_mesh_that_does_not_fit_is_refused(
-    config: ConfigDict, changes: dict[str, Any], parts: tuple[str, ...]
+def test_only_one_axis_of_the_mesh_takes_what_the_others_leave(
+    config: ConfigDict,
 ) -> None:
-    for name, value in changes.items():
-        put(config, name, value)
-    with pytest.raises(InputError) as caught:
-        make_mesh(config)
-    for part in parts:
-        assert part in str(caught.value)
+    config.mesh.fsdp = -1
+    with pytest.raises(InputError, match=r"mesh\.fsdp.* -1, -1, 1; only one of them"):
+        settings.validate(config)
+    config.mesh.data = 1
+    settings.validate(config)
 
 
-@pytest.mark.parametrize(("asked", "size"), [(-1, 8), (1, 1), (2, 2), (8, 8)])
-def test_a_mesh_has_as_many_devices_as_asked_for(
-    config: ConfigDict, asked: int, size: int
+@pytest.mark.parametrize("kind", ["remat", "attention"])
+def test_the_names_of_the_model_are_those_that_the_settings_know(
+    config: ConfigDict, kind: str
 ) -> None:
-    config.mesh.data = asked
-    assert make_mesh(config).size == size
+    for name in {"remat": REMAT, "attention": ATTENTION}[kind]:
+        put(config, f"model.{kind}", name)
+        config.model.attention_dropout = 0.0
+        settings.validate(config)
 
 
 @pytest.mark.parametrize(
