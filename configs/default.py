@@ -70,6 +70,8 @@ def get_config() -> ConfigDict:
     model.dropout = 0.1  # on embeddings, sublayer outputs; in steps of 1/256
     model.attention_dropout = 0.1  # on attention probabilities, likewise
     model.dtype = "float32"  # of the computation, or bfloat16; parameters are float32
+    # "plain" runs anywhere; "cudnn" on NVIDIA GPUs, in bfloat16; "splash" on TPUs, for
+    # rows of a multiple of 128 tokens. The latter two know no attention_dropout.
     model.attention = "plain"
     # What the backward pass computes again: "none"; "full", all of a layer: least
     # memory, a third more time; "dots", all but its products with weights.

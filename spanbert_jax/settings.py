@@ -169,7 +169,11 @@ _RULES: list[Rule] = [
         "one of threefry2x32, rbg, unsafe_rbg",
         ("threefry2x32", "rbg", "unsafe_rbg").__contains__,
     ),
-    (("model.attention",), "one of plain", ("plain",).__contains__),
+    (
+        ("model.attention",),
+        "one of plain, cudnn, splash",
+        ("plain", "cudnn", "splash").__contains__,
+    ),
     (
         ("model.remat",),
         "one of none, full, dots",
@@ -230,6 +234,7 @@ def validate(config: ConfigDict) -> None:
             "mesh.data, mesh.fsdp and mesh.tensor are"
             f" {', '.join(map(str, filling))}; only one of them may be -1"
         )
+    _check_attention(values)
     _not_above(values, "data.block_length", "model.max_positions")
     _not_above(values, "optimizer.warmup_steps", "train.steps")
     _not_above(values, "train.stop_after", "train.steps")
@@ -250,6 +255,28 @@ def validate(config: ConfigDict) -> None:
         raise InputError(
             f"data.mask_share + data.random_share is {shares}; they must add up to at"
             " most 1"
+        )
+
+
+def _check_attention(values: dict[str, Any]) -> None:
+    """Checks what the fused kinds of attention ask for."""
+    kind = values["model.attention"]
+    if kind != "plain" and values["model.attention_dropout"]:
+        raise InputError(
+            f"model.attention is {kind!r}, which knows no dropout, but"
+            f" model.attention_dropout is {values['model.attention_dropout']}; set it"
+            " to 0, or model.attention to 'plain'"
+        )
+    if kind == "cudnn" and values["model.dtype"] != "bfloat16":
+        raise InputError(
+            f"model.attention is 'cudnn', but model.dtype is {values['model.dtype']!r};"
+            " it must be 'bfloat16'"
+        )
+    # The lanes of a TPU; see `model.attention.SPLASH_TILE`.
+    if kind == "splash" and values["data.block_length"] % 128:
+        raise InputError(
+            f"model.attention is 'splash', but data.block_length is"
+            f" {values['data.block_length']}; it must be a multiple of 128"
         )
 
 

@@ -19,7 +19,7 @@ from spanbert_jax.corpus.runners import Local
 from spanbert_jax.corpus.store import Corpus
 from spanbert_jax.data.masking import SCHEMES
 from spanbert_jax.errors import InputError, StorageError
-from spanbert_jax.model.attention import ATTENTION
+from spanbert_jax.model.attention import ATTENTION, SPLASH_TILE
 from spanbert_jax.model.encoder import REMAT
 from spanbert_jax.model.heads import Sbo
 
@@ -154,6 +154,7 @@ WRONG = [
     ("mesh.tensor", -3),
     ("model.unroll", 0),
     ("model.remat", "some"),
+    ("model.attention", "flash"),
     ("train.dropout_keys", "philox"),
     # More than the generators of random numbers can tell apart.
     ("train.seed", 2**63),
@@ -274,9 +275,32 @@ def test_only_one_axis_of_the_mesh_takes_what_the_others_leave(
 def test_the_names_of_the_model_are_those_that_the_settings_know(
     config: ConfigDict, kind: str
 ) -> None:
+    config.model.attention_dropout = 0.0
+    config.model.dtype = "bfloat16"
+    config.data.block_length = config.model.max_positions = SPLASH_TILE
     for name in {"remat": REMAT, "attention": ATTENTION}[kind]:
         put(config, f"model.{kind}", name)
-        config.model.attention_dropout = 0.0
+        settings.validate(config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, r"'splash', which knows no dropout, .* is 0\.1"),
+        ({"model.attention_dropout": 0.0}, r"block_length is 32.* multiple of 128"),
+        ({"model.attention": "cudnn"}, r"'cudnn', which knows no dropout, .* is 0\.1"),
+        (
+            {"model.attention": "cudnn", "model.attention_dropout": 0.0},
+            r"'cudnn', but model\.dtype is 'float32'.* 'bfloat16'",
+        ),
+    ],
+)
+def test_a_kind_of_attention_says_what_it_cannot_do(
+    config: ConfigDict, changes: dict[str, Any], message: str
+) -> None:
+    config.model.attention = "splash"
+    config.update_from_flattened_dict(changes)
+    with pytest.raises(InputError, match=message):
         settings.validate(config)
 
 

@@ -110,6 +110,15 @@ def _near(number: int, divisor: int) -> str:
     return f"{low} or {low + divisor}" if low else str(divisor)
 
 
+def _check_platform(attention: str, platform: str) -> None:
+    asked = {"cudnn": "gpu", "splash": "tpu"}.get(attention, platform)
+    if platform != asked:
+        raise InputError(
+            f"model.attention is {attention!r}, which runs on a {asked}, but the"
+            f" devices are of the kind {platform}; 'plain' runs anywhere"
+        )
+
+
 def make_mesh(
     config: ConfigDict, geometry: Geometry, devices: Sequence[Any] | None = None
 ) -> Mesh:
@@ -125,10 +134,11 @@ def make_mesh(
         A mesh with the axes `MESH_AXES`.
 
     Raises:
-        InputError: the devices cannot be laid out so, or what is split over an axis
-            cannot be.
+        InputError: the devices cannot be laid out so, or are of the wrong kind, or
+            what is split over an axis cannot be.
     """
     devices = jax.devices() if devices is None else list(devices)
+    _check_platform(geometry.attention, devices[0].platform)
     shape = mesh_shape(config, len(devices))
     check_mesh(config, geometry, shape)
     used = devices[: math.prod(shape.values())]

@@ -1,0 +1,100 @@
+"""The kinds of attention against each other, and lowered for chips not here."""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax._src.cudnn import fused_attention_stablehlo
+
+from spanbert_jax.errors import InputError
+from spanbert_jax.model.attention import Attention, cudnn, plain, splash
+from spanbert_jax.training.sharding import on
+from test_sharding import compose, make_config
+
+ROWS, LENGTH, HEADS, SIZE = 4, 128, 2, 64
+# What the fused kinds compute, here: cuDNN's arithmetic by XLA, the kernel emulated.
+FUSED = {
+    "cudnn": functools.partial(cudnn, implementation="xla"),
+    "splash": functools.partial(splash, interpret=True),
+}
+
+
+@pytest.fixture(scope="module")
+def segment_ids() -> np.ndarray:
+    """Packed and full, packed with padding, one block, padding only."""
+    ids = np.zeros((ROWS, LENGTH), np.int32)
+    ids[0] = np.repeat([1, 2, 3], [60, 8, 60])
+    ids[1, :100] = np.repeat([1, 2], [1, 99])
+    ids[2] = 1
+    return ids
+
+
+def drawn(dtype: str = "float32") -> list[jax.Array]:
+    rng = np.random.default_rng(0)
+    size = ROWS, LENGTH, HEADS, SIZE
+    return [jnp.asarray(2 * rng.normal(size=size), dtype) for _ in range(3)]
+
+
+def attend(attention: Attention, segment_ids: np.ndarray) -> Callable:
+    ids = jnp.asarray(segment_ids)
+    return lambda q, k, v: attention(q, k, v, ids, lambda weights: weights)
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_each_kind_has_the_values_and_gradients_of_the_plain_one(
+    segment_ids: np.ndarray, name: str
+) -> None:
+    real = (segment_ids > 0)[..., None, None]
+    weights = np.random.default_rng(1).normal(size=(ROWS, LENGTH, HEADS, SIZE)) * real
+
+    def outcome(attention: Attention) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        def total(*qkv: jax.Array) -> tuple[jax.Array, jax.Array]:
+            y = attend(attention, segment_ids)(*qkv)
+            return (y * weights.astype(np.float32)).sum(), y
+
+        differentiate = jax.value_and_grad(total, argnums=(0, 1, 2), has_aux=True)
+        (_, y), gradients = jax.jit(differentiate)(*drawn())
+        return y, gradients
+
+    (expected, slopes), (found, theirs) = outcome(plain), outcome(FUSED[name])
+    assert np.isfinite(found).all()
+    np.testing.assert_allclose(found * real, expected * real, rtol=0, atol=1e-5)
+    for mine, other in zip(theirs, slopes, strict=True):
+        np.testing.assert_allclose(mine, other, rtol=0, atol=5e-5)
+
+
+def test_the_kernel_runs_on_each_device_by_itself(segment_ids: np.ndarray) -> None:
+    """On its own rows and heads: 2 x 2 devices give what one gives."""
+    function = jax.jit(attend(FUSED["splash"], segment_ids))
+    alone = function(*drawn())
+    with on(compose(make_config((2, 1, 2))).mesh):
+        shared = jax.jit(attend(FUSED["splash"], segment_ids))(*drawn())
+    assert len(shared.sharding.device_set) == 4
+    np.testing.assert_allclose(shared, alone, rtol=0, atol=1e-6)
+
+
+def test_splash_is_three_kernels_on_a_tpu(segment_ids: np.ndarray) -> None:
+    function = attend(splash, segment_ids)
+    slope = jax.jit(jax.grad(lambda *qkv: function(*qkv).sum().astype(jnp.float32)))
+    lowered = slope.trace(*drawn("bfloat16")).lower(lowering_platforms=("tpu",))
+    # Forwards, and backwards for queries and for keys with values.
+    assert lowered.as_text().count("tpu_custom_call") == 3
+
+
+def test_cudnn_is_one_call_on_a_gpu(
+    segment_ids: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
+    function = jax.jit(attend(cudnn, segment_ids))
+    lowered = function.trace(*drawn("bfloat16")).lower(lowering_platforms=("cuda",))
+    assert lowered.as_text().count("__cudnn$fmha") == 1
+
+
+@pytest.mark.parametrize(("name", "chip"), [("splash", "tpu"), ("cudnn", "gpu")])
+def test_a_kind_that_the_devices_cannot_do_is_refused(name: str, chip: str) -> None:
+    config = make_config((1, 1, 1), **{"model.attention": name})
+    with pytest.raises(InputError, match=f"{name}.* runs on a {chip}.* kind cpu"):
+        compose(config)
