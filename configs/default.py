@@ -24,6 +24,9 @@ def get_config() -> ConfigDict:
     # "unsafe_rbg" are faster on a TPU, slower on a CPU.
     train.dropout_keys = "threefry2x32"
     train.log_every = 100  # steps between lines of metrics.jsonl
+    # FLOP/s that a device can do at its best, for the utilisation in the metrics; 0 =
+    # what spanbert_jax/training/chips.py says of its kind in bfloat16, if anything.
+    train.peak_flops = 0.0
     train.eval_every = 10_000  # steps between evaluations; 0 = only the last step
 
     config.data = data = ConfigDict()

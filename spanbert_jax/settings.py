@@ -97,6 +97,7 @@ _RULES: list[Rule] = [
     ),
     (
         (
+            "train.peak_flops",
             "sbo.weight",
             "nsp.weight",
             "optimizer.end_learning_rate",

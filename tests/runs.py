@@ -29,7 +29,11 @@ from spanbert_jax.training.loop import train
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 # Differ between two runs that do the same.
-_TIMES = {"seconds", "tokens_per_second"}
+_TIMES = {
+    *("seconds", "tokens_per_second", "tokens_per_second_per_device", "step_seconds"),
+    *("host_wait", "mfu", "process_peak_bytes"),
+    *("device_peak_bytes", "device_limit_bytes"),
+}
 
 
 class Outcome(NamedTuple):

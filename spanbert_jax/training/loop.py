@@ -19,8 +19,8 @@ from spanbert_jax.corpus.mixture import Mixture
 from spanbert_jax.data.mixing import Mix
 from spanbert_jax.data.pipeline import RowOrder, batches
 from spanbert_jax.errors import PREEMPTED, InputError, StorageError
+from spanbert_jax.model.flops import step_flops
 from spanbert_jax.training import hosts
-from spanbert_jax.training import metrics as metrics_lib
 from spanbert_jax.training.checkpoint import (
     Checkpoints,
     Record,
@@ -28,17 +28,23 @@ from spanbert_jax.training.checkpoint import (
     check_identity,
     make_record,
 )
+from spanbert_jax.training.chips import find_chip
 from spanbert_jax.training.evaluation import Scores, evaluate, unigram_log_probs
 from spanbert_jax.training.hosts import say
-from spanbert_jax.training.metrics import Log, evaluation_at
+from spanbert_jax.training.meter import Meter
+from spanbert_jax.training.metrics import Log
+from spanbert_jax.training.profiler import NO_STEPS, Profiler, check_steps
 from spanbert_jax.training.program import Program, cast_votes, make_program
 from spanbert_jax.training.sharding import local_rows, make_mesh, on, put_batch
+from spanbert_jax.training.sinks import FILE, evaluation_at
 from spanbert_jax.training.step import DeviceBatch, TrainState
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def train(config: ConfigDict, corpora: Mixture, workdir: Path) -> int:
+def train(
+    config: ConfigDict, corpora: Mixture, workdir: Path, profile: range = NO_STEPS
+) -> int:
     """Trains a config on corpora; goes on where an earlier start stopped.
 
     "Step n" is the state after n updates, and what the n-th update reported.
@@ -47,6 +53,7 @@ def train(config: ConfigDict, corpora: Mixture, workdir: Path) -> int:
         config: all settings.
         corpora: the text.
         workdir: the run's directory, made if it is not there.
+        profile: steps to trace, see `profiler.Profiler`.
 
     Returns:
         The exit code: 0, or 75 if a signal stopped the run after a save.
@@ -58,6 +65,7 @@ def train(config: ConfigDict, corpora: Mixture, workdir: Path) -> int:
     """
     # ---- Checks, data, model and the compiled functions
     settings.validate(config)
+    check_steps(profile, config.train.stop_after or config.train.steps)
     model = settings.model(config, corpora.tokenizer.vocab_size)
     mesh = make_mesh(config, model.geometry)
     mix = settings.mix(config, corpora, "train")
@@ -82,8 +90,11 @@ def train(config: ConfigDict, corpora: Mixture, workdir: Path) -> int:
 
         # ---- Loop
         shares = functools.partial(_shares, mix, corpora, config.train.batch_size)
-        log = Log(workdir, config, start, stop, shares)
+        meter = _make_meter(config, program)
+        log = Log(workdir, config, start, stop, meter, shares)
         stack.enter_context(contextlib.closing(log))
+        profiler = Profiler(workdir / "profile", profile, start, stop, log.say)
+        stack.enter_context(contextlib.closing(profiler))
         _introduce(log, config, program, mix, corpora)
         owes_evaluation = functools.partial(_owes_evaluation, config, held_out, workdir)
         examine = functools.partial(
@@ -93,9 +104,12 @@ def train(config: ConfigDict, corpora: Mixture, workdir: Path) -> int:
         stops = owes_evaluation(start) and not examine(start, state.params)
         steps = range(start, start if stops else stop)
         pending, saved = None, start
-        for step, batch in enumerate(_batches(program, mix, config, steps), start + 1):
-            votes = cast_votes(program, stopping.is_set())
-            state, metrics, stopped = program.update(state, batch, votes)
+        made = meter.watch(_batches(program, mix, config, steps))
+        for step, batch in enumerate(made, start + 1):
+            profiler.before(step)
+            with jax.profiler.StepTraceAnnotation("train", step_num=step):
+                votes = cast_votes(program, stopping.is_set())
+                state, metrics, stopped = program.update(state, batch, votes)
             # Read with the next step under way, so that the device never waits.
             if pending:
                 stops = log.update(*pending)
@@ -103,10 +117,12 @@ def train(config: ConfigDict, corpora: Mixture, workdir: Path) -> int:
             pending = (step, metrics, stopped)
             saves = step == stop or step % config.checkpoint.every == 0
             evaluates = _is_evaluated(config, held_out, step)
-            if saves or evaluates or stops:
+            if saves or evaluates or stops or profiler.turns(step):
                 # A state is saved only after its own loss was seen to be finite.
                 stops = log.update(*pending) or stops
                 pending = None
+                meter.pause()
+            profiler.after(step)
             if saves:
                 checkpoints.save(state, record)
                 saved = step
@@ -126,6 +142,12 @@ def train(config: ConfigDict, corpora: Mixture, workdir: Path) -> int:
         unfinished = done < stop or owes_evaluation(done)
         _conclude(log, config, corpora, workdir, done, unfinished)
     return PREEMPTED if unfinished else 0
+
+
+def _make_meter(config: ConfigDict, program: Program) -> Meter:
+    chip = find_chip(program.mesh.devices.flat[0].device_kind)
+    peak = config.train.peak_flops or (chip.peak if chip else None)
+    return Meter(program.mesh.size, step_flops(program.model, program.batch), peak)
 
 
 def _check_rows(mix: Mix, held_out: Mix, config: ConfigDict) -> None:
@@ -328,7 +350,7 @@ def _conclude(
     data = config.data
     log.say(
         f"checkpoints: {workdir / 'checkpoints'}\n"
-        f"metrics:     {workdir / metrics_lib.FILE} (tensorboard --logdir={workdir})\n"
+        f"metrics:     {workdir / FILE} (tensorboard --logdir={workdir})\n"
         f"see the masks with: {_python()} -m spanbert_jax.preview"
         f" --corpus={corpora.corpora[0].directory} --block_length={data.block_length}"
         f" --masking={data.masking} --seed={config.train.seed}"

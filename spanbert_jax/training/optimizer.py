@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from ml_collections import ConfigDict
 
@@ -20,19 +21,22 @@ def learning_rate(config: ConfigDict) -> optax.Schedule:
     rises up to T and only then falls to the end value.
 
     Returns:
-        A function of the number of updates done, u - 1: 0 for the first.
+        A function of the number of updates done, u - 1: 0 for the first. A number of
+        Python's is answered on the host, an array on the devices.
     """
     peak = config.optimizer.learning_rate
     end = config.optimizer.end_learning_rate
     total = config.train.steps
     warmup = max(config.optimizer.warmup_steps, 1)
 
-    def rate(updates_done: jax.Array | int) -> jax.Array:
-        update = jnp.asarray(updates_done, jnp.float32) + 1
+    def rate(updates_done: jax.Array | int) -> jax.Array | np.ndarray:
+        # On a device the log's question would wait until the step under way is done.
+        xp = jnp if isinstance(updates_done, jax.Array) else np
+        update = xp.asarray(updates_done, xp.float32) + 1
         rising = peak * update / warmup
-        left = jnp.clip((total - update) / max(total - warmup, 1), 0, 1)
+        left = xp.clip((total - update) / max(total - warmup, 1), 0, 1)
         falling = end + (peak - end) * left
-        return jnp.where(update <= warmup, rising, falling)
+        return xp.where(update <= warmup, rising, falling)
 
     return rate
 
