@@ -1,6 +1,7 @@
 """The profiler: which steps are traced, and what cannot be."""
 
 import collections
+import math
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +11,14 @@ import pytest
 from ml_collections import ConfigDict
 
 import runs
+from spanbert_jax import settings
 from spanbert_jax.corpus.mixture import mix
 from spanbert_jax.corpus.store import Corpus
+from spanbert_jax.data.batch import empty_batch
 from spanbert_jax.errors import PREEMPTED, InputError, StorageError
+from spanbert_jax.model.flops import step_flops
+from spanbert_jax.training import loop
+from spanbert_jax.training.chips import CHIPS
 from spanbert_jax.training.loop import train
 from spanbert_jax.training.profiler import NO_STEPS, Profiler, check_steps, parse_steps
 
@@ -26,9 +32,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 def config(toy_cache: Path, corpus: Corpus) -> ConfigDict:
     config = runs.make_config(toy_cache, corpus)
     config.model.num_layers = 1
-    config.train.steps = 8
     config.train.eval_every = 0
-    config.eval.max_blocks = 1
     config.checkpoint.every = 5
     return config
 
@@ -104,10 +108,23 @@ def test_a_run_that_ends_before_the_steps_leaves_nothing(
     assert not (tmp_path / "run").exists()
 
 
+def utilisations(workdir: Path, steps: range) -> list[float]:
+    """MFU times the median time of a step, as recorded; nan where there is none."""
+    return [
+        record["mfu"] * record["step_seconds"]["p50"] if "mfu" in record else math.nan
+        for record in runs.read_metrics(workdir)
+        if record["step"] in steps and record["split"] == "train"
+    ]
+
+
 def test_a_trace_holds_just_its_steps(
-    config: ConfigDict, corpus: Corpus, tmp_path: Path
+    config: ConfigDict,
+    corpus: Corpus,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config.train.stop_after = 6
+    config.train.peak_flops = 2e9
     assert start(config, corpus, tmp_path, range(3, 6)) == 0
     [file] = traces(tmp_path)
     session = tmp_path / "profile" / "plugins" / "profile" / "steps-from-3"
@@ -118,13 +135,21 @@ def test_a_trace_holds_just_its_steps(
     records = {record["step"]: record for record in runs.read_metrics(tmp_path)}
     timed = [step for step, record in records.items() if "step_seconds" in record]
     assert timed == [2, 4, 5]
+    model = settings.model(config, corpus.tokenizer.vocab_size)
+    shape = settings.feed(config, corpus, "train").shape(config.train.batch_size)
+    flops = step_flops(model, empty_batch(shape))
+    assert utilisations(tmp_path, range(2, 3)) == pytest.approx([flops / 2e9])
 
     # Started again, as launch scripts do: what is done of the range is not traced.
     config.train.stop_after = 8
+    config.train.peak_flops = 0.0
+    monkeypatch.setattr(loop, "find_chip", lambda kind: {"cpu": CHIPS["v5e"]}[kind])
     assert start(config, corpus, tmp_path, range(3, 6)) == 0
-    assert traced(file) == [3, 4, 5]
-    assert start(config, corpus, tmp_path, range(3, 6)) == 0
+    seven, eight = utilisations(tmp_path, range(7, 9))
+    assert math.isnan(seven)
+    assert eight == pytest.approx(flops / CHIPS["v5e"].peak)
     assert traces(tmp_path) == [file]
+    assert traced(file) == [3, 4, 5]
 
 
 def test_a_run_that_ends_within_the_steps_closes_the_trace(

@@ -89,6 +89,7 @@ AT_LEAST_1 = [
 ]
 NOT_NEGATIVE = [
     "train.stop_after",
+    "train.peak_flops",
     "train.seed",
     "train.eval_every",
     "data.eval_seed",
