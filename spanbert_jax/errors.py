@@ -1,7 +1,8 @@
 """What can go wrong, each kind with the exit code that its process ends with."""
 
+import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from absl import app, flags, logging
 
@@ -54,7 +55,8 @@ def run(main: Callable[[Sequence[str]], int | None]) -> None:
         try:
             if len(argv) > 1:
                 raise InputError(f"unknown argument {argv[1]!r}; flags begin with --")
-            return main(argv)
+            with _holding_echoes():
+                return main(argv)
         except UserError as error:
             return _report(error)
         except KeyboardInterrupt:
@@ -62,6 +64,40 @@ def run(main: Callable[[Sequence[str]], int | None]) -> None:
             return INTERRUPTED
 
     app.run(guarded, flags_parser=_parse_flags)
+
+
+@contextlib.contextmanager
+def _holding_echoes() -> Iterator[None]:
+    """Lets a failed write be told once, not again by each write beside it.
+
+    The first write to fail closes the event loop of its save. Threads of the storage
+    library then find it closed, hundreds of times, each with a traceback that Python
+    prints at once, even into a line of ours. They are held back, and shown after all
+    unless a `StorageError` tells why the loop is closed.
+    """
+    held: list[sys.UnraisableHookArgs] = []
+    show = sys.unraisablehook
+
+    def hold(failure: "sys.UnraisableHookArgs") -> None:
+        # Threads that are not Python's have no object to blame.
+        if failure.object is None and str(failure.exc_value) == "Event loop is closed":
+            held.append(failure)
+        else:
+            show(failure)
+
+    told = False
+    sys.unraisablehook = hold
+    try:
+        yield
+    except StorageError:
+        # Such threads go on until the end of the process, and so does the hook.
+        told = True
+        raise
+    finally:
+        if not told:
+            sys.unraisablehook = show
+            for failure in held:
+                show(failure)
 
 
 def _parse_flags(argv: Sequence[str]) -> Sequence[str]:
@@ -82,5 +118,6 @@ def _report(error: Exception) -> int:
     # A config file that fails brings its whole traceback; the last line says why.
     if "Traceback" in message:
         message = f"--config: {str(error).strip().splitlines()[-1]}"
-    print(f"error: {message}", file=sys.stderr, flush=True)
+    # One write, into which no other thread's can fall.
+    sys.stderr.write(f"error: {message}\n")
     return getattr(error, "exit_code", BAD_INPUT)
