@@ -8,8 +8,9 @@ INSTALL := $(RUN) -m pip install --quiet --disable-pip-version-check
 # Large pages for glibc's allocator: a fifth off the CPU time of a step. It must stand
 # in the environment before the process starts; other systems ignore it.
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
-# By file: the tests of a file share a run or a compilation.
-PARALLEL := -n auto --maxprocesses=4 --dist=loadfile
+# By file: the tests of a file share a run or a compilation. tests/conftest.py decides
+# on the order of the files.
+PARALLEL := -n auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
 
 .PHONY: demo test slow lint clean
 

@@ -18,6 +18,16 @@ from spanbert_jax.corpus.store import Corpus
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
+# Whole files are dealt out, in this order: a long one begun last would be waited for.
+_LONGEST_FIRST = ("test_main", "test_loop", "test_step", "test_mixture")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the files that take longest first."""
+    ranks = {name: rank for rank, name in enumerate(_LONGEST_FIRST)}
+    items.sort(key=lambda item: ranks.get(item.path.stem, len(ranks)))
+
+
 @pytest.fixture(scope="session")
 def toy_corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     return toy.build_corpus(tmp_path_factory.mktemp("toy") / "corpus")

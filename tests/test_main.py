@@ -1,16 +1,15 @@
 """The command: configs, flags, exit codes; runs whose processes end or are killed."""
 
+import contextlib
 import importlib
-import json
 import os
 import random
 import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -39,6 +38,7 @@ def config(toy_cache: Path, corpus: Corpus) -> ConfigDict:
     """Saves so often that a kill falls into a save."""
     config = runs.make_config(toy_cache, corpus)
     config.checkpoint.every = 1
+    config.model.num_layers = 1
     return config
 
 
@@ -96,52 +96,6 @@ def test_a_config_has_the_knobs_of_the_default_and_no_other(name: str) -> None:
 
 
 # ---- Faults that are found before any training
-
-# Imports what is slow to import, then runs each command in a fork of itself: with an
-# exit code and streams of its own, at the price of one start.
-_FORKS = """
-import json, os, runpy, sys, tempfile, traceback
-import ml_collections, jax, orbax.checkpoint, optax, flax.linen
-results = []
-for arguments in json.load(sys.stdin):
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        if not (child := os.fork()):
-            os.dup2(out.fileno(), 1)
-            os.dup2(err.fileno(), 2)
-            module, *rest = arguments
-            sys.argv = [module, *rest]
-            try:
-                runpy.run_module(module, run_name="__main__", alter_sys=True)
-            except SystemExit as end:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(end.code or 0)
-            except BaseException:
-                traceback.print_exc()
-            sys.stderr.flush()
-            os._exit(1)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        streams = []
-        for stream in (out, err):
-            stream.seek(0)
-            streams.append(stream.read().decode())
-        results.append([code, *streams])
-json.dump(results, sys.stdout)
-"""
-
-
-def run_commands(commands: Sequence[Sequence[str]]) -> list[runs.Exit]:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _FORKS],
-        input=json.dumps(list(commands)),
-        cwd=runs.REPOSITORY,
-        env=runs.environment() | {"PYTHONPATH": str(runs.REPOSITORY)},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    return [runs.Exit(*result) for result in json.loads(done.stdout)]
-
 
 MAIN = "spanbert_jax.main"
 _TINY = "--config=configs/tiny.py"
@@ -232,8 +186,14 @@ FAULTS = {
 
 
 @pytest.fixture(scope="module")
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[runs.Forks]:
+    with contextlib.closing(runs.Forks(tmp_path_factory.mktemp("forks"))) as forks:
+        yield forks
+
+
+@pytest.fixture(scope="module")
 def faults(
-    tmp_path_factory: pytest.TempPathFactory, corpus: Corpus
+    tmp_path_factory: pytest.TempPathFactory, corpus: Corpus, forks: runs.Forks
 ) -> tuple[Path, dict[str, runs.Exit]]:
     """What came of each of the commands of `FAULTS`, and the directory they got."""
     directory = tmp_path_factory.mktemp("faults")
@@ -241,11 +201,11 @@ def faults(
     vocab = corpus.directory / corpus.manifest["tokenizer"]["file"]
     (directory / "vocab").write_text(vocab.read_text().replace("[MASK]", "[other]"))
     places = {"directory": directory, "corpus": corpus.directory}
-    commands = [
-        [argument.format(**places) for argument in arguments]
-        for arguments, _ in FAULTS.values()
-    ]
-    return directory, dict(zip(FAULTS, run_commands(commands), strict=True))
+    ends = {}
+    for name, (arguments, _) in FAULTS.items():
+        forks.start([argument.format(**places) for argument in arguments])
+        ends[name] = forks.wait()
+    return directory, ends
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -336,31 +296,37 @@ def test_sigterm_saves_in_time_and_the_same_command_goes_on(
 
 
 def _kill_in_a_save(
-    process: subprocess.Popen[str], workdir: Path, step: int, generator: random.Random
+    forks: runs.Forks, workdir: Path, step: int, generator: random.Random
 ) -> None:
-    """Kills a process at a random moment of the save of a step or soon after it."""
+    """Kills a run at a random moment of the save of a step or soon after it."""
     checkpoints = workdir / "checkpoints"
     before = set(os.listdir(checkpoints)) if checkpoints.exists() else set()
-    while process.poll() is None:
+    while forks.is_running():
         new = set(os.listdir(checkpoints)) - before if checkpoints.exists() else set()
         if any(int(name.split(".")[0]) >= step for name in new):
             # A save takes some tens of milliseconds.
             time.sleep(generator.uniform(0, 0.08))
             break
         time.sleep(0.0005)
-    process.send_signal(signal.SIGKILL)
+    forks.kill()
 
 
 def _check_kills(
-    config: ConfigDict, unbroken: Path, workdir: Path, steps: Sequence[int], seed: int
+    forks: runs.Forks,
+    config: ConfigDict,
+    unbroken: Path,
+    workdir: Path,
+    steps: Sequence[int],
+    seed: int,
 ) -> None:
+    _, _, *arguments = runs.command(config, workdir)
     generator = random.Random(seed)
     saved: list[int] = []
     for step in [*steps, None]:
-        process = runs.launch(runs.command(config, workdir))
+        forks.start(arguments)
         if step:
-            _kill_in_a_save(process, workdir, step, generator)
-        done = runs.wait(process)
+            _kill_in_a_save(forks, workdir, step, generator)
+        done = forks.wait()
         assert done.code == (-signal.SIGKILL if step else 0), done
         says = [
             line
@@ -379,16 +345,16 @@ def _check_kills(
 
 
 def test_a_run_killed_three_times_equals_an_unbroken_one(
-    config: ConfigDict, unbroken: Path, tmp_path: Path
+    forks: runs.Forks, config: ConfigDict, unbroken: Path, tmp_path: Path
 ) -> None:
-    _check_kills(config, unbroken, tmp_path, steps=[2, 7, 12], seed=0)
+    _check_kills(forks, config, unbroken, tmp_path, steps=[2, 7, 12], seed=0)
 
 
 @pytest.mark.slow
 def test_a_run_killed_seventeen_times_equals_an_unbroken_one(
-    config: ConfigDict, unbroken: Path, tmp_path: Path
+    forks: runs.Forks, config: ConfigDict, unbroken: Path, tmp_path: Path
 ) -> None:
-    _check_kills(config, unbroken, tmp_path, steps=[*range(2, 18), 17], seed=1)
+    _check_kills(forks, config, unbroken, tmp_path, steps=[*range(2, 18), 17], seed=1)
 
 
 # ---- Broken storage
