@@ -75,10 +75,11 @@ def build_like(corpus: Corpus, directory: Path, text: str, **options: Any) -> Co
 
 
 def make_config(cache: Path, corpus: Corpus) -> ConfigDict:
-    """The toy on one device, with evaluations and several checkpoints."""
+    """The toy, a layer of it, on one device, with evaluations and checkpoints."""
     config = toy.make_config(cache)
     config.data.corpus = str(corpus.directory)
     config.mesh.data = 1
+    config.model.num_layers = 1
     config.train.eval_every = 10
     config.checkpoint.every = 5
     return config

@@ -249,7 +249,7 @@ def test_a_run_with_only_broken_steps_does_not_start_over(
         ("data.packing", False, "True", "False"),
         ("data.eval_seed", 7, "1000", "7"),
         ("model.hidden_size", 32, "64", "32"),
-        ("model.num_layers", 1, "2", "1"),
+        ("model.num_layers", 2, "1", "2"),
         ("model.num_heads", 4, "2", "4"),
         ("sbo.weight", 0.0, r"\[64\]", "None"),
         ("sbo.positions", 5, "20", "5"),

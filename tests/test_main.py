@@ -38,7 +38,6 @@ def config(toy_cache: Path, corpus: Corpus) -> ConfigDict:
     """Saves so often that a kill falls into a save."""
     config = runs.make_config(toy_cache, corpus)
     config.checkpoint.every = 1
-    config.model.num_layers = 1
     return config
 
 
