@@ -14,7 +14,8 @@ from spanbert_jax.corpus import mixture, store
 from spanbert_jax.corpus.build import embedded_corpus
 from spanbert_jax.corpus.mixture import Mixture
 from spanbert_jax.corpus.store import Corpus, Split
-from spanbert_jax.data.batch import Feed, SpecialIds
+from spanbert_jax.data.batch import BatchShape, Feed, SpecialIds
+from spanbert_jax.data.blocks import target_slots
 from spanbert_jax.data.counter import derive_seed
 from spanbert_jax.data.masking import SCHEMES, Masking, RandomTokens
 from spanbert_jax.data.mixing import Mix, places_by_epochs, places_by_share
@@ -433,14 +434,7 @@ def feed(config: ConfigDict, corpus: Corpus, split: str, number: int = 0) -> Fee
     seed = config.data.eval_seed if held_out else config.train.seed
     text = corpus.split(split)
     _check_tags(config, corpus, text)
-    plan_settings = PlanSettings(
-        block_length=config.data.block_length,
-        ratio=mask_ratio(config),
-        packing=config.data.packing,
-        pairs=config.data.pairs,
-        subset=config.eval.max_blocks if held_out else 0,
-        subset_seed=config.data.eval_seed,
-    )
+    plan_settings = _plan_settings(config, held_out)
     plan = load_plan(
         text,
         tokenizer.word_edges,
@@ -472,6 +466,27 @@ def feed(config: ConfigDict, corpus: Corpus, split: str, number: int = 0) -> Fee
         seed=derive_seed(seed, number) if number else seed,
         sbo_positions=config.sbo.positions,
         sbo_edges=config.sbo.edges == "use",
+    )
+
+
+def _plan_settings(config: ConfigDict, held_out: bool) -> PlanSettings:
+    return PlanSettings(
+        block_length=config.data.block_length,
+        ratio=mask_ratio(config),
+        packing=config.data.packing,
+        pairs=config.data.pairs,
+        subset=config.eval.max_blocks if held_out else 0,
+        subset_seed=config.data.eval_seed,
+    )
+
+
+def batch_shape(config: ConfigDict) -> BatchShape:
+    """The sizes of a global batch of training text, whatever the corpus."""
+    return BatchShape(
+        rows=config.train.batch_size,
+        block_length=config.data.block_length,
+        target_slots=target_slots(config.data.block_length, mask_ratio(config)),
+        pair_slots=_plan_settings(config, held_out=False).pair_slots,
     )
 
 

@@ -1,0 +1,104 @@
+"""Compilation: the update of a run, compiled for devices that need not be there."""
+
+import dataclasses
+import math
+import re
+from typing import Any, NamedTuple
+
+import jax
+
+from spanbert_jax.training import sharding
+from spanbert_jax.training.collectives import Reading, read_collectives
+from spanbert_jax.training.program import Program
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_SIZE = r"\(?([0-9.]+)([KMGT]?)\)?"
+# What the compilers say of a program that is too large: of all of it, or of what it
+# makes on the way.
+_TOO_LARGE = {
+    "total": re.compile(rf"Used {_SIZE} of"),
+    "temporaries": re.compile(rf"required for HLO temporaries {_SIZE}"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes on one device.
+
+    Attributes:
+        state: parameters and the optimiser's state, which stay from step to step.
+        temporaries: gradients, activations, the batch, the code, and what else is there
+            during a step.
+    """
+
+    state: int
+    temporaries: int
+
+    @property
+    def total(self) -> int:
+        """At the same time, during a step."""
+        return self.state + self.temporaries
+
+
+class Compilation(NamedTuple):
+    """What the compiler made of an update.
+
+    Attributes:
+        memory: that it takes.
+        reading: the collectives; None if the program is too large for the device.
+    """
+
+    memory: Memory
+    reading: Reading | None
+
+
+def compile_update(program: Program) -> Compilation:
+    """Compiles the update of a run for the devices of its mesh.
+
+    Returns:
+        What it takes, also if that is more than there is.
+    """
+    with sharding.on(program.mesh):
+        lowered = program.update.lower(program.state, program.batch, program.votes)
+    state = bytes_per_device(program.state)
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return Compilation(memory_of_refusal(str(error), state), None)
+    used = compiled.memory_analysis()
+    total = (
+        used.argument_size_in_bytes
+        + used.output_size_in_bytes
+        - used.alias_size_in_bytes
+        + used.temp_size_in_bytes
+        + used.generated_code_size_in_bytes
+    )
+    reading = read_collectives(compiled.as_text(), program.mesh.size)
+    return Compilation(Memory(state, total - state), reading)
+
+
+def bytes_per_device(tree: Any) -> int:
+    """The bytes of a device's part of arrays, given their shapes and shardings."""
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(tree)
+    )
+
+
+def memory_of_refusal(message: str, state: int) -> Memory:
+    """The memory that a program would take, from the compiler's refusal.
+
+    Args:
+        message: the compiler's.
+        state: bytes of the state on a device.
+
+    Raises:
+        ValueError: the message does not say.
+    """
+    for kind, pattern in _TOO_LARGE.items():
+        if found := pattern.search(message):
+            size = int(float(found[1]) * _UNITS[found[2]])
+            return Memory(state, size - state if kind == "total" else size)
+    raise ValueError(message)

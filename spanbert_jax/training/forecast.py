@@ -1,0 +1,318 @@
+"""Forecasts: memory, time and cost of a run on a slice that need not be there."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+
+import jax
+from ml_collections import ConfigDict
+
+from spanbert_jax import settings
+from spanbert_jax.data.batch import BatchShape
+from spanbert_jax.model.flops import step_flops
+from spanbert_jax.model.spanbert import SpanBert
+from spanbert_jax.training.chips import Chip
+from spanbert_jax.training.collectives import Traffic
+from spanbert_jax.training.compilation import (
+    Compilation,
+    Memory,
+    bytes_per_device,
+    compile_update,
+)
+from spanbert_jax.training.program import Program, make_program
+from spanbert_jax.training.sharding import make_mesh
+from spanbert_jax.training.topology import Topology, can_compile, make_devices
+
+# What a layer keeps for its backward pass, as measured on what XLA makes for an H100
+# and a v5e in 16 bits: bytes for each number of the hidden state and, with "none", each
+# attention probability. The latter is that of Korthikanti et al. 2022 (2205.05198), the
+# former more than twice theirs, for XLA keeps some in float32.
+_KEPT_PER_NUMBER = {"none": 80, "dots": 20, "full": 2}
+_KEPT_PER_PROBABILITY = 5
+# A slice with less than this share of its memory left is one that does not fit: XLA's
+# figure and what runs differ by buffers of the runtime.
+_USABLE = 0.97
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """Time and cost of a run.
+
+    Attributes:
+        step_seconds: of an update.
+        days: of all updates.
+        chip_hours: of all updates on all chips.
+    """
+
+    step_seconds: float
+    days: float
+    chip_hours: float
+
+
+def schedule(
+    flops: float, steps: int, chips: int, chip: Chip, utilization: float
+) -> Schedule:
+    """The time of a run whose chips do a share of the FLOPs that they could.
+
+    Args:
+        flops: of the model in an update, over all chips.
+        steps: updates.
+        chips: how many.
+        chip: which.
+        utilization: the share of the chip's peak, above 0 and at most 1.
+
+    Returns:
+        The time, without evaluations, checkpoints and restarts.
+    """
+    step = flops / (chips * chip.peak * utilization)
+    return Schedule(step, step * steps / 86_400, step * steps * chips / 3_600)
+
+
+def communication_seconds(traffic: Mapping[str, Traffic], chip: Chip) -> float:
+    """The least time of an update's collectives: with all links of a chip busy."""
+    return sum(kind.sent for kind in traffic.values()) / chip.interconnect
+
+
+def estimate_memory(
+    model: SpanBert,
+    shape: BatchShape,
+    state: int,
+    accumulation: int,
+    mesh: Mapping[str, int],
+) -> Memory:
+    """The memory of an update where no compiler is asked: within a third or so.
+
+    Args:
+        model: the model.
+        shape: of the global batch.
+        state: bytes of the state on a device.
+        accumulation: microbatches.
+        mesh: devices along each axis.
+
+    Returns:
+        Bytes on a device.
+    """
+    g = model.geometry
+    rows = shape.rows // (mesh["data"] * mesh["fsdp"] * accumulation)
+    numbers = rows * shape.block_length * g.hidden_size
+    probabilities = rows * g.num_heads * shape.block_length**2
+    if g.attention != "plain":
+        probabilities = 0
+    kernels = 4 * g.hidden_size**2 + 2 * g.hidden_size * g.intermediate_size
+    all_of_one = (
+        _KEPT_PER_NUMBER["none"] * numbers
+        + _KEPT_PER_PROBABILITY * probabilities
+        # Kernels in the dtype of the computation.
+        + 2 * kernels
+    )
+    kept = _KEPT_PER_NUMBER[g.remat] * numbers if g.remat != "none" else all_of_one
+    # Float32 logits and their gradients, of MLM and SBO.
+    logits = (
+        8 * (1 + (model.sbo is not None)) * rows * shape.target_slots
+    ) * g.padded_vocab_size
+    # Parameters are a third of the state; an accumulated gradient is another.
+    gradients = state // 3 * (1 + (accumulation > 1))
+    layers = g.dtype.itemsize / 2 * (kept * g.num_layers + all_of_one)
+    return Memory(state, gradients + int((layers + logits) / mesh["tensor"]))
+
+
+def fits(memory: Memory, available: int) -> bool:
+    """Whether an update has room, with a little to spare for the runtime."""
+    return memory.total <= _USABLE * available
+
+
+def remedies(
+    config: ConfigDict, mesh: Mapping[str, int], memory: Memory, available: int
+) -> Iterator[str]:
+    """What to change so that an update fits, the cheapest first.
+
+    Args:
+        config: all settings.
+        mesh: devices along each axis.
+        memory: what the update takes.
+        available: bytes of a device.
+
+    Yields:
+        Sentences, each with a setting and a value.
+    """
+    gradients = memory.state // 3
+    if memory.state + gradients > available / 2 and mesh["data"] > 1:
+        yield from _shard(mesh, memory.state + gradients, available)
+    left = available * _USABLE - memory.state - 2 * gradients
+    rows = config.train.batch_size // (mesh["data"] * mesh["fsdp"])
+    now = config.train.accumulation
+    for parts in range(now + 1, rows + 1):
+        # A microbatch's part of the temporaries shrinks with it, gradients do not.
+        if rows % parts == 0 and (memory.temporaries - gradients) * now / parts <= left:
+            yield (
+                f"--config.train.accumulation={parts}: {rows // parts} rows of a"
+                f" microbatch on a device, now {rows // now}"
+            )
+            break
+    if config.model.remat != "full":
+        yield (
+            "--config.model.remat=full: only each layer's input is kept, for a third"
+            " more FLOPs"
+        )
+    if (
+        mesh["data"] * mesh["fsdp"] > 1
+        and config.model.num_heads % (2 * mesh["tensor"]) == 0
+    ):
+        yield (
+            f"--config.mesh.tensor={2 * mesh['tensor']}: splits each layer over twice"
+            " the devices, and doubles the rows of each"
+        )
+    yield "a slice of more chips, or of chips with more memory"
+
+
+def _shard(mesh: Mapping[str, int], need: int, available: int) -> Iterator[str]:
+    whole = mesh["data"] * mesh["fsdp"]
+    for size in range(mesh["fsdp"] + 1, whole + 1):
+        if whole % size == 0 and need * mesh["fsdp"] / size <= available / 4:
+            yield (
+                f"--config.mesh.fsdp={size}: splits parameters and optimiser over"
+                f" {size} devices, now {mesh['fsdp']}"
+            )
+            return
+
+
+@dataclasses.dataclass(frozen=True)
+class Forecast:
+    """What a run would take on a slice.
+
+    Attributes:
+        topology: the slice, as written.
+        devices: of the slice.
+        device_kind: what jax calls them.
+        mesh: devices along each axis.
+        compiled: whether a compiler was asked; if not, memory is an estimate.
+        vocab_size: entries of the vocabulary.
+        batch: sizes of the global batch.
+        accumulation: microbatches.
+        parameters: numbers, without the padding of the vocabulary.
+        memory: bytes on a device.
+        available: bytes of a device; None for a CPU.
+        fits: None for a CPU.
+        remedies: what to change if it does not fit.
+        flops: of the model in an update, by formula, over all devices.
+        collectives: of an update, by kind; None if not compiled, or too large.
+        unknown_loops: see `Reading`.
+        communication_seconds: see `communication_seconds`.
+        utilization: assumed share of the peak.
+        schedule: at that utilisation; None for a CPU.
+        steps: updates of the run.
+    """
+
+    topology: str
+    devices: int
+    device_kind: str
+    mesh: dict[str, int]
+    compiled: bool
+    vocab_size: int
+    batch: BatchShape
+    accumulation: int
+    parameters: int
+    memory: Memory
+    available: int | None
+    fits: bool | None
+    remedies: tuple[str, ...]
+    flops: int
+    collectives: dict[str, Traffic] | None
+    unknown_loops: int
+    communication_seconds: float | None
+    utilization: float
+    schedule: Schedule | None
+    steps: int
+
+
+def make_forecast(
+    config: ConfigDict,
+    topology: Topology,
+    vocab_size: int,
+    utilization: float,
+    compiles: bool,
+) -> Forecast:
+    """Compiles the update of a config for a slice, if asked to, and adds up the rest.
+
+    Args:
+        config: all settings, valid ones.
+        topology: the slice.
+        vocab_size: entries of the vocabulary.
+        utilization: the share of a chip's peak to assume, above 0 and at most 1.
+        compiles: whether to; else the memory is an estimate. A GPU's is one in any
+            case where its compiler is not installed.
+
+    Returns:
+        The forecast.
+
+    Raises:
+        InputError: the mesh does not fit the slice or the batch, or a TPU's compiler is
+            not installed.
+    """
+    compiles = compiles and can_compile(topology)
+    model = settings.model(config, vocab_size)
+    geometry = model.geometry
+    devices = make_devices(topology) if compiles else jax.devices("cpu")
+    if not compiles:
+        # The devices only stand for those of the slice; what runs on them matters not.
+        geometry = dataclasses.replace(geometry, attention="plain")
+    mesh = make_mesh(config, geometry, devices[: topology.size])
+    shape = settings.batch_shape(config)
+    program = make_program(config, model, mesh, shape)
+    if compiles:
+        compilation = compile_update(program)
+    else:
+        state = bytes_per_device(program.state)
+        parts = config.train.accumulation
+        memory = estimate_memory(model, shape, state, parts, mesh.shape)
+        compilation = Compilation(memory, None)
+    return _assemble(config, topology, program, compilation, compiles, utilization)
+
+
+def _assemble(
+    config: ConfigDict,
+    topology: Topology,
+    program: Program,
+    compilation: Compilation,
+    compiled: bool,
+    utilization: float,
+) -> Forecast:
+    """A forecast from the compiler's, or an estimate's, figures."""
+    chip, mesh = topology.chip, dict(program.mesh.shape)
+    memory, reading = compilation
+    size, steps = program.mesh.size, config.train.steps
+    flops = step_flops(program.model, program.batch)
+    has_room = None if chip is None else fits(memory, chip.memory)
+    return Forecast(
+        topology=topology.name,
+        devices=size,
+        device_kind=chip.kinds[0] if chip else "cpu",
+        mesh=mesh,
+        compiled=compiled,
+        vocab_size=program.model.geometry.vocab_size,
+        batch=settings.batch_shape(config),
+        accumulation=config.train.accumulation,
+        parameters=_count(program),
+        memory=memory,
+        available=chip and chip.memory,
+        fits=has_room,
+        remedies=()
+        if has_room is not False
+        else tuple(remedies(config, mesh, memory, chip.memory)),
+        flops=flops,
+        collectives=reading and reading.traffic,
+        unknown_loops=reading.unknown_loops if reading else 0,
+        communication_seconds=communication_seconds(reading.traffic, chip)
+        if reading and chip
+        else None,
+        utilization=utilization,
+        schedule=chip and schedule(flops, steps, size, chip, utilization),
+        steps=steps,
+    )
+
+
+def _count(program: Program) -> int:
+    """The model's parameters, without the padding of the vocabulary."""
+    geometry = program.model.geometry
+    padding = geometry.padded_vocab_size - geometry.vocab_size
+    total = sum(leaf.size for leaf in jax.tree.leaves(program.state.params))
+    return total - padding * geometry.hidden_size
