@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from spanbert_jax.errors import InputError
 from spanbert_jax.training import sharding
 from spanbert_jax.training.collectives import Reading, read_collectives
 from spanbert_jax.training.program import Program
@@ -57,9 +58,20 @@ def compile_update(program: Program) -> Compilation:
 
     Returns:
         What it takes, also if that is more than there is.
+
+    Raises:
+        InputError: its attention needs a library that is not installed.
     """
-    with sharding.on(program.mesh):
-        lowered = program.update.lower(program.state, program.batch, program.votes)
+    try:
+        with sharding.on(program.mesh):
+            lowered = program.update.lower(program.state, program.batch, program.votes)
+    except RuntimeError as error:
+        if "cuDNN" not in str(error):
+            raise
+        raise InputError(
+            f"model.attention is {program.model.geometry.attention!r}, but jax says:"
+            f" {error} pip install nvidia-cudnn-cu12, or estimate with --nocompile"
+        ) from error
     state = bytes_per_device(program.state)
     try:
         compiled = lowered.compile()

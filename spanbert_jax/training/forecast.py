@@ -250,14 +250,15 @@ def make_forecast(
     """
     compiles = compiles and can_compile(topology)
     model = settings.model(config, vocab_size)
-    geometry = model.geometry
     devices = make_devices(topology) if compiles else jax.devices("cpu")
+    laid_out = model
     if not compiles:
-        # The devices only stand for those of the slice; what runs on them matters not.
-        geometry = dataclasses.replace(geometry, attention="plain")
-    mesh = make_mesh(config, geometry, devices[: topology.size])
+        # CPU devices stand for those of the slice; where the state lies is the same.
+        plain = dataclasses.replace(model.geometry, attention="plain")
+        laid_out = model.clone(geometry=plain)
+    mesh = make_mesh(config, laid_out.geometry, devices[: topology.size])
     shape = settings.batch_shape(config)
-    program = make_program(config, model, mesh, shape)
+    program = make_program(config, laid_out, mesh, shape)
     if compiles:
         compilation = compile_update(program)
     else:

@@ -1,0 +1,183 @@
+"""Forecasts: arithmetic by other formulas, and the way out of a full memory."""
+
+import re
+from pathlib import Path
+
+import pytest
+from ml_collections import ConfigDict
+
+import toy
+from configs import large
+from runs import quick_compilation
+from spanbert_jax import settings
+from spanbert_jax.training import forecast as forecasts
+from spanbert_jax.training.chips import CHIPS
+from spanbert_jax.training.collectives import Traffic
+from spanbert_jax.training.compilation import Memory, memory_of_refusal
+from spanbert_jax.training.topology import parse_topology
+
+GIB = 2**30
+
+
+def test_the_schedule_is_work_over_rate() -> None:
+    # A second at the full peak of ten v5e chips; at a quarter of it, four.
+    made = forecasts.schedule(1970e12, 21_600, 10, CHIPS["v5e"], 0.25)
+    assert made.step_seconds == pytest.approx(4)
+    assert made.days == pytest.approx(1)
+    assert made.chip_hours == pytest.approx(240)
+
+
+def test_the_large_recipe_takes_six_flops_a_parameter_and_token() -> None:
+    """All 12 D^2 kernels of 24 layers on all places, and what attention adds."""
+    config = large.get_config()
+    topology = parse_topology("cpu:8")
+    made = forecasts.make_forecast(config, topology, 28_996, 0.4, compiles=False)
+    tokens = 256 * 512
+    layers = 6 * tokens * 24 * (12 * 1024**2 + 2 * 512 * 1024)
+    assert 1 < made.flops / layers < 1.1
+    assert made.parameters == 336_999_976
+    # Parameters and two moments, float32, with the padding of the vocabulary.
+    padded = made.parameters + (29_056 - 28_996) * 1024
+    assert made.memory.state == pytest.approx(12 * padded, rel=1e-6)
+
+
+def test_a_chip_sends_over_all_its_links() -> None:
+    traffic = {"all-reduce": Traffic(3, 50e9, 90e9), "all-gather": Traffic(1, 8, 10e9)}
+    seconds = forecasts.communication_seconds(traffic, CHIPS["v5e"])
+    assert seconds == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("total", "verdict"), [(10 * GIB, True), (15.2 * GIB, True), (15.7 * GIB, False)]
+)
+def test_memory_fits_with_a_little_to_spare(total: float, verdict: bool) -> None:
+    memory = Memory(4 * GIB, int(total) - 4 * GIB)
+    assert memory.total == int(total)
+    assert forecasts.fits(memory, CHIPS["v5e"].memory) is verdict
+
+
+def advice(config: ConfigDict, mesh: dict, state: float, temporaries: float) -> list:
+    memory = Memory(int(state * GIB), int(temporaries * GIB))
+    return list(forecasts.remedies(config, mesh, memory, 16 * GIB))
+
+
+def test_too_many_activations_take_microbatches_that_divide_the_rows() -> None:
+    config = large.get_config()
+    mesh = {"data": 8, "fsdp": 1, "tensor": 1}
+    first, *others = advice(config, mesh, 3, 49)
+    parts = int(re.match(r"--config\.train\.accumulation=([0-9]+): ", first)[1])
+    assert 256 % (8 * parts) == 0
+    # What is no gradient shrinks by `parts`, and half as many would not do.
+    assert 3 + 2 + 48 / parts <= 16 < 3 + 2 + 48 / (parts / 2)
+    assert any("model.remat=full" in other for other in others)
+    config.train.accumulation = parts
+    settings.validate(config)
+
+
+def test_too_large_a_state_is_split_over_devices_that_share_it() -> None:
+    first = advice(large.get_config(), {"data": 8, "fsdp": 1, "tensor": 1}, 24, 10)[0]
+    size = int(re.match(r"--config\.mesh\.fsdp=([0-9]+): ", first)[1])
+    assert 8 % size == 0
+    assert (24 + 8) / size <= 4
+
+
+def test_what_is_at_its_end_is_not_advised() -> None:
+    config = large.get_config()
+    config.model.remat = "full"
+    config.train.accumulation = 32
+    config.model.num_heads = 1
+    words = advice(config, {"data": 1, "fsdp": 8, "tensor": 1}, 24, 30)
+    assert words == ["a slice of more chips, or of chips with more memory"]
+
+
+@pytest.mark.parametrize(
+    ("message", "temporaries"),
+    [
+        (
+            "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM,"
+            " the total memory required for HLO temporaries (60.50G) exceeds available HBM"
+            " (15.75G). HLO module: jit_f.",
+            60.5 * GIB,
+        ),
+        (
+            "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20.25G of"
+            " 15.75G hbm. Exceeded hbm capacity by 4.5G.",
+            16.25 * GIB,
+        ),
+    ],
+)
+def test_a_refusal_says_what_is_missing(message: str, temporaries: float) -> None:
+    assert memory_of_refusal(message, 4 * GIB) == Memory(4 * GIB, int(temporaries))
+
+
+def test_a_refusal_that_says_nothing_is_a_bug() -> None:
+    with pytest.raises(ValueError, match="no idea"):
+        memory_of_refusal("no idea", 0)
+
+
+@pytest.fixture(scope="module")
+def sharded() -> forecasts.Forecast:
+    """The toy on two by four devices, each with a row in each of two microbatches."""
+    config = toy.make_config(Path())
+    config.train.batch_size = 16
+    config.train.accumulation = 2
+    config.mesh.fsdp = 4
+    with quick_compilation():
+        return forecasts.make_forecast(config, parse_topology("cpu:8"), 384, 0.4, True)
+
+
+def test_the_state_of_a_device_is_its_part(sharded: forecasts.Forecast) -> None:
+    assert sharded.mesh == {"data": 2, "fsdp": 4, "tensor": 1}
+    whole = 12 * sharded.parameters
+    # Vectors, and the tables' axes that no axis of the mesh splits, are everywhere.
+    assert whole / 4 <= sharded.memory.state < whole / 3
+    assert sharded.memory.temporaries > 0
+
+
+def test_what_is_split_is_gathered_and_its_gradient_reduced(
+    sharded: forecasts.Forecast,
+) -> None:
+    gathered = sharded.collectives["all-gather"].payload
+    kernels = 2 * (4 * 64 * 64 + 2 * 64 * 128) * 4
+    # Of both layers, forward and backward, in each of two microbatches.
+    assert gathered >= 2 * kernels
+    reduced = sum(
+        sharded.collectives[kind].payload
+        for kind in ("all-reduce", "reduce-scatter")
+        if kind in sharded.collectives
+    )
+    assert reduced >= 4 * sharded.parameters / 4
+    assert sharded.unknown_loops == 0
+
+
+def test_a_cpu_has_neither_verdict_nor_time(sharded: forecasts.Forecast) -> None:
+    assert sharded.compiled
+    assert sharded.fits is None
+    assert sharded.schedule is None
+    assert sharded.remedies == ()
+
+
+def test_an_estimate_grows_with_rows_and_shrinks_with_remat() -> None:
+    config = large.get_config()
+
+    def estimate(**changes: object) -> Memory:
+        changed = ConfigDict(config)
+        changed.update_from_flattened_dict(
+            {name.replace("__", "."): value for name, value in changes.items()}
+        )
+        return forecasts.make_forecast(
+            changed, parse_topology("gpu:h100x8"), 28_996, 0.4, compiles=False
+        ).memory
+
+    plain = estimate()
+    # What libtpu's compiler takes for 4 rows a chip: 3.77 and 7.85 GiB.
+    few = estimate(train__batch_size=32)
+    assert few.state / GIB == pytest.approx(3.77, abs=0.01)
+    assert few.temporaries / GIB == pytest.approx(7.85, rel=0.1)
+    assert few.temporaries < plain.temporaries / 5
+    full = estimate(model__remat="full")
+    dots = estimate(model__remat="dots")
+    assert full.temporaries < dots.temporaries < plain.temporaries
+    fused = estimate(model__attention="cudnn", model__attention_dropout=0.0)
+    assert fused.temporaries < plain.temporaries
+    assert estimate(mesh__fsdp=8).state < plain.state / 7
