@@ -148,7 +148,7 @@ def test_an_estimate_needs_no_compiler_and_takes_the_vocabulary_of_a_flag() -> N
             "train.batch_size is 8, not a multiple of the 3 devices",
         ),
         (["--topology=cpu:8", "--utilization=0"], "--utilization=0.0: it must be"),
-        (["--topology=cpu:8", "--config.model.num_heads=3"], "model.num_heads"),
+        (["--topology=cpu:8", "--config.model.num_heads=3"], "model.hidden_size is 64"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(arguments: list[str], says: str) -> None:

@@ -95,8 +95,8 @@ def test_what_is_at_its_end_is_not_advised() -> None:
     [
         (
             "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM,"
-            " the total memory required for HLO temporaries (60.50G) exceeds available HBM"
-            " (15.75G). HLO module: jit_f.",
+            " the total memory required for HLO temporaries (60.50G) exceeds available"
+            " HBM (15.75G). HLO module: jit_f.",
             60.5 * GIB,
         ),
         (
