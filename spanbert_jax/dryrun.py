@@ -69,6 +69,8 @@ def main(argv: Sequence[str]) -> None:
         )
     # Before jax is imported: it must not look for the accelerators of this machine.
     os.environ["JAX_PLATFORMS"] = "cpu"
+    # Nor take a program from a cache, where nothing but the program is.
+    os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
     from spanbert_jax.training.forecast import make_forecast
     from spanbert_jax.training.topology import parse_topology
 

@@ -13,8 +13,8 @@ import toy
 from spanbert_jax import dryrun
 from spanbert_jax.corpus.store import Corpus
 from spanbert_jax.data.batch import BatchShape
+from spanbert_jax.training.budget import Memory
 from spanbert_jax.training.collectives import Traffic
-from spanbert_jax.training.compilation import Memory
 from spanbert_jax.training.forecast import Forecast, Schedule
 
 GIB = 2**30

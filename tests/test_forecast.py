@@ -11,9 +11,10 @@ from configs import large
 from runs import quick_compilation
 from spanbert_jax import settings
 from spanbert_jax.training import forecast as forecasts
+from spanbert_jax.training.budget import Memory, fits, remedies
 from spanbert_jax.training.chips import CHIPS
 from spanbert_jax.training.collectives import Traffic
-from spanbert_jax.training.compilation import Memory, memory_of_refusal
+from spanbert_jax.training.compilation import memory_of_refusal
 from spanbert_jax.training.topology import parse_topology
 
 GIB = 2**30
@@ -53,12 +54,12 @@ def test_a_chip_sends_over_all_its_links() -> None:
 def test_memory_fits_with_a_little_to_spare(total: float, verdict: bool) -> None:
     memory = Memory(4 * GIB, int(total) - 4 * GIB)
     assert memory.total == int(total)
-    assert forecasts.fits(memory, CHIPS["v5e"].memory) is verdict
+    assert fits(memory, CHIPS["v5e"].memory) is verdict
 
 
 def advice(config: ConfigDict, mesh: dict, state: float, temporaries: float) -> list:
     memory = Memory(int(state * GIB), int(temporaries * GIB))
-    return list(forecasts.remedies(config, mesh, memory, 16 * GIB))
+    return list(remedies(config, mesh, memory, 16 * GIB))
 
 
 def test_too_many_activations_take_microbatches_that_divide_the_rows() -> None:

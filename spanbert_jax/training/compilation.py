@@ -1,14 +1,17 @@
 """Compilation: the update of a run, compiled for devices that need not be there."""
 
-import dataclasses
 import math
 import re
+import tempfile
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+from jax.stages import Compiled, Lowered
 
 from spanbert_jax.errors import InputError
 from spanbert_jax.training import sharding
+from spanbert_jax.training.budget import Memory
 from spanbert_jax.training.collectives import Reading, read_collectives
 from spanbert_jax.training.program import Program
 
@@ -20,25 +23,6 @@ _TOO_LARGE = {
     "total": re.compile(rf"Used {_SIZE} of"),
     "temporaries": re.compile(rf"required for HLO temporaries {_SIZE}"),
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class Memory:
-    """Bytes on one device.
-
-    Attributes:
-        state: parameters and the optimiser's state, which stay from step to step.
-        temporaries: gradients, activations, the batch, the code, and what else is there
-            during a step.
-    """
-
-    state: int
-    temporaries: int
-
-    @property
-    def total(self) -> int:
-        """At the same time, during a step."""
-        return self.state + self.temporaries
 
 
 class Compilation(NamedTuple):
@@ -74,7 +58,7 @@ def compile_update(program: Program) -> Compilation:
         ) from error
     state = bytes_per_device(program.state)
     try:
-        compiled = lowered.compile()
+        compiled, text = _compile(lowered, program.mesh.devices.flat[0].platform)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
@@ -87,8 +71,22 @@ def compile_update(program: Program) -> Compilation:
         + used.temp_size_in_bytes
         + used.generated_code_size_in_bytes
     )
-    reading = read_collectives(compiled.as_text(), program.mesh.size)
+    reading = read_collectives(text, program.mesh.size)
     return Compilation(Memory(state, total - state), reading)
+
+
+def _compile(lowered: Lowered, platform: str) -> tuple[Compiled, str]:
+    """The program, and its text after all optimisations."""
+    if platform != "tpu":
+        compiled = lowered.compile()
+        return compiled, compiled.as_text()
+    # jax cannot read back every program of a TPU: its as_text() fails where collectives
+    # are fused into asynchronous steps. The compiler's own dump has the same text.
+    with tempfile.TemporaryDirectory() as directory:
+        options = {"xla_dump_to": directory, "xla_dump_hlo_as_text": True}
+        compiled = lowered.compile(compiler_options=options)
+        (dump,) = Path(directory).glob("*.after_optimizations.txt")
+        return compiled, dump.read_text()
 
 
 def bytes_per_device(tree: Any) -> int:

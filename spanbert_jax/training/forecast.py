@@ -1,7 +1,7 @@
 """Forecasts: memory, time and cost of a run on a slice that need not be there."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import jax
 from ml_collections import ConfigDict
@@ -9,28 +9,17 @@ from ml_collections import ConfigDict
 from spanbert_jax import settings
 from spanbert_jax.data.batch import BatchShape
 from spanbert_jax.model.flops import step_flops
-from spanbert_jax.model.spanbert import SpanBert
+from spanbert_jax.training.budget import Memory, estimate_memory, fits, remedies
 from spanbert_jax.training.chips import Chip
 from spanbert_jax.training.collectives import Traffic
 from spanbert_jax.training.compilation import (
     Compilation,
-    Memory,
     bytes_per_device,
     compile_update,
 )
 from spanbert_jax.training.program import Program, make_program
 from spanbert_jax.training.sharding import make_mesh
 from spanbert_jax.training.topology import Topology, can_compile, make_devices
-
-# What a layer keeps for its backward pass, as measured on what XLA makes for an H100
-# and a v5e in 16 bits: bytes for each number of the hidden state and, with "none", each
-# attention probability. The latter is that of Korthikanti et al. 2022 (2205.05198), the
-# former more than twice theirs, for XLA keeps some in float32.
-_KEPT_PER_NUMBER = {"none": 80, "dots": 20, "full": 2}
-_KEPT_PER_PROBABILITY = 5
-# A slice with less than this share of its memory left is one that does not fit: XLA's
-# figure and what runs differ by buffers of the runtime.
-_USABLE = 0.97
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,109 +59,6 @@ def schedule(
 def communication_seconds(traffic: Mapping[str, Traffic], chip: Chip) -> float:
     """The least time of an update's collectives: with all links of a chip busy."""
     return sum(kind.sent for kind in traffic.values()) / chip.interconnect
-
-
-def estimate_memory(
-    model: SpanBert,
-    shape: BatchShape,
-    state: int,
-    accumulation: int,
-    mesh: Mapping[str, int],
-) -> Memory:
-    """The memory of an update where no compiler is asked: within a third or so.
-
-    Args:
-        model: the model.
-        shape: of the global batch.
-        state: bytes of the state on a device.
-        accumulation: microbatches.
-        mesh: devices along each axis.
-
-    Returns:
-        Bytes on a device.
-    """
-    g = model.geometry
-    rows = shape.rows // (mesh["data"] * mesh["fsdp"] * accumulation)
-    numbers = rows * shape.block_length * g.hidden_size
-    probabilities = rows * g.num_heads * shape.block_length**2
-    if g.attention != "plain":
-        probabilities = 0
-    kernels = 4 * g.hidden_size**2 + 2 * g.hidden_size * g.intermediate_size
-    all_of_one = (
-        _KEPT_PER_NUMBER["none"] * numbers
-        + _KEPT_PER_PROBABILITY * probabilities
-        # Kernels in the dtype of the computation.
-        + 2 * kernels
-    )
-    kept = _KEPT_PER_NUMBER[g.remat] * numbers if g.remat != "none" else all_of_one
-    # Float32 logits and their gradients, of MLM and SBO.
-    logits = (
-        8 * (1 + (model.sbo is not None)) * rows * shape.target_slots
-    ) * g.padded_vocab_size
-    # Parameters are a third of the state; an accumulated gradient is another.
-    gradients = state // 3 * (1 + (accumulation > 1))
-    layers = g.dtype.itemsize / 2 * (kept * g.num_layers + all_of_one)
-    return Memory(state, gradients + int((layers + logits) / mesh["tensor"]))
-
-
-def fits(memory: Memory, available: int) -> bool:
-    """Whether an update has room, with a little to spare for the runtime."""
-    return memory.total <= _USABLE * available
-
-
-def remedies(
-    config: ConfigDict, mesh: Mapping[str, int], memory: Memory, available: int
-) -> Iterator[str]:
-    """What to change so that an update fits, the cheapest first.
-
-    Args:
-        config: all settings.
-        mesh: devices along each axis.
-        memory: what the update takes.
-        available: bytes of a device.
-
-    Yields:
-        Sentences, each with a setting and a value.
-    """
-    gradients = memory.state // 3
-    if memory.state + gradients > available / 2 and mesh["data"] > 1:
-        yield from _shard(mesh, memory.state + gradients, available)
-    left = available * _USABLE - memory.state - 2 * gradients
-    rows = config.train.batch_size // (mesh["data"] * mesh["fsdp"])
-    now = config.train.accumulation
-    for parts in range(now + 1, rows + 1):
-        # A microbatch's part of the temporaries shrinks with it, gradients do not.
-        if rows % parts == 0 and (memory.temporaries - gradients) * now / parts <= left:
-            yield (
-                f"--config.train.accumulation={parts}: {rows // parts} rows of a"
-                f" microbatch on a device, now {rows // now}"
-            )
-            break
-    if config.model.remat != "full":
-        yield (
-            "--config.model.remat=full: only each layer's input is kept, for a third"
-            " more FLOPs"
-        )
-    if (
-        mesh["data"] * mesh["fsdp"] > 1
-        and config.model.num_heads % (2 * mesh["tensor"]) == 0
-    ):
-        yield (
-            f"--config.mesh.tensor={2 * mesh['tensor']}: splits each layer over twice"
-            " the devices, and doubles the rows of each"
-        )
-    yield "a slice of more chips, or of chips with more memory"
-
-
-def _shard(mesh: Mapping[str, int], need: int, available: int) -> Iterator[str]:
-    whole = mesh["data"] * mesh["fsdp"]
-    for size in range(mesh["fsdp"] + 1, whole + 1):
-        if whole % size == 0 and need * mesh["fsdp"] / size <= available / 4:
-            yield (
-                f"--config.mesh.fsdp={size}: splits parameters and optimiser over"
-                f" {size} devices, now {mesh['fsdp']}"
-            )
-            return
 
 
 @dataclasses.dataclass(frozen=True)

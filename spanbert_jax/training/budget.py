@@ -1,0 +1,141 @@
+"""The memory budget of a device: what an update takes of it, and how to take less."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+
+from ml_collections import ConfigDict
+
+from spanbert_jax.data.batch import BatchShape
+from spanbert_jax.model.spanbert import SpanBert
+
+# What a layer keeps for its backward pass, as measured on what XLA makes for an H100
+# and a v5e in 16 bits: bytes for each number of the hidden state and, with "none", each
+# attention probability. The latter is that of Korthikanti et al. 2022 (2205.05198), the
+# former more than twice theirs, for XLA keeps some in float32.
+_KEPT_PER_NUMBER = {"none": 80, "dots": 20, "full": 2}
+_KEPT_PER_PROBABILITY = 5
+# A slice with less than this share of its memory left is one that does not fit: XLA's
+# figure and what runs differ by buffers of the runtime.
+_USABLE = 0.97
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes on one device.
+
+    Attributes:
+        state: parameters and the optimiser's state, which stay from step to step.
+        temporaries: gradients, activations, the batch, the code, and what else is there
+            during a step.
+    """
+
+    state: int
+    temporaries: int
+
+    @property
+    def total(self) -> int:
+        """At the same time, during a step."""
+        return self.state + self.temporaries
+
+
+def estimate_memory(
+    model: SpanBert,
+    shape: BatchShape,
+    state: int,
+    accumulation: int,
+    mesh: Mapping[str, int],
+) -> Memory:
+    """The memory of an update where no compiler is asked: within a third or so.
+
+    Args:
+        model: the model.
+        shape: of the global batch.
+        state: bytes of the state on a device.
+        accumulation: microbatches.
+        mesh: devices along each axis.
+
+    Returns:
+        Bytes on a device.
+    """
+    g = model.geometry
+    rows = shape.rows // (mesh["data"] * mesh["fsdp"] * accumulation)
+    numbers = rows * shape.block_length * g.hidden_size
+    probabilities = rows * g.num_heads * shape.block_length**2
+    if g.attention != "plain":
+        probabilities = 0
+    kernels = 4 * g.hidden_size**2 + 2 * g.hidden_size * g.intermediate_size
+    all_of_one = (
+        _KEPT_PER_NUMBER["none"] * numbers
+        + _KEPT_PER_PROBABILITY * probabilities
+        # Kernels in the dtype of the computation.
+        + 2 * kernels
+    )
+    kept = _KEPT_PER_NUMBER[g.remat] * numbers if g.remat != "none" else all_of_one
+    # Float32 logits and their gradients, of MLM and SBO.
+    logits = (
+        8 * (1 + (model.sbo is not None)) * rows * shape.target_slots
+    ) * g.padded_vocab_size
+    # Parameters are a third of the state; an accumulated gradient is another.
+    gradients = state // 3 * (1 + (accumulation > 1))
+    layers = g.dtype.itemsize / 2 * (kept * g.num_layers + all_of_one)
+    return Memory(state, gradients + int((layers + logits) / mesh["tensor"]))
+
+
+def fits(memory: Memory, available: int) -> bool:
+    """Whether an update has room, with a little to spare for the runtime."""
+    return memory.total <= _USABLE * available
+
+
+def remedies(
+    config: ConfigDict, mesh: Mapping[str, int], memory: Memory, available: int
+) -> Iterator[str]:
+    """What to change so that an update fits, the cheapest first.
+
+    Args:
+        config: all settings.
+        mesh: devices along each axis.
+        memory: what the update takes.
+        available: bytes of a device.
+
+    Yields:
+        Sentences, each with a setting and a value.
+    """
+    gradients = memory.state // 3
+    if memory.state + gradients > available / 2 and mesh["data"] > 1:
+        yield from _shard(mesh, memory.state + gradients, available)
+    left = available * _USABLE - memory.state - 2 * gradients
+    rows = config.train.batch_size // (mesh["data"] * mesh["fsdp"])
+    now = config.train.accumulation
+    for parts in range(now + 1, rows + 1):
+        # A microbatch's part of the temporaries shrinks with it, gradients do not.
+        if rows % parts == 0 and (memory.temporaries - gradients) * now / parts <= left:
+            yield (
+                f"--config.train.accumulation={parts}: {rows // parts} rows of a"
+                f" microbatch on a device, now {rows // now}"
+            )
+            break
+    if config.model.remat != "full":
+        yield (
+            "--config.model.remat=full: only each layer's input is kept, for a third"
+            " more FLOPs"
+        )
+    if (
+        mesh["data"] * mesh["fsdp"] > 1
+        and config.model.num_heads % (2 * mesh["tensor"]) == 0
+    ):
+        yield (
+            f"--config.mesh.tensor={2 * mesh['tensor']} --config.mesh.data=-1: splits each"
+            " layer over twice the devices, and doubles the rows of each"
+        )
+    yield "a slice of more chips, or of chips with more memory"
+
+
+def _shard(mesh: Mapping[str, int], need: int, available: int) -> Iterator[str]:
+    whole = mesh["data"] * mesh["fsdp"]
+    for size in range(mesh["fsdp"] + 1, whole + 1):
+        if whole % size == 0 and need * mesh["fsdp"] / size <= available / 4:
+            yield (
+                f"--config.mesh.fsdp={size} --config.mesh.data=-1: splits parameters and"
+                f" optimiser over {size} devices, now {mesh['fsdp']}"
+            )
+            return
