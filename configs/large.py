@@ -8,8 +8,8 @@ coreference F1 79.6, TACRED F1 70.8, GLUE 82.8; none was measured here.
 Cost: the paper's run took 32 V100 GPUs 15 days. A step sees 256 rows of 512, some
 100,000 real tokens of a corpus whose blocks average 390: rows are padded, as in the
 paper. data.packing=True puts up to 1.5 times the tokens into a step; then 1.6 million
-steps see the same text. train.accumulation fits the batch into less memory; what a slice
-of TPUs takes is in docs/scaling.md, and spanbert_jax.dryrun says it of any other.
+steps see the same text. train.accumulation fits the batch into less memory; what slices
+of TPUs take is in docs/scaling.md, and spanbert_jax.dryrun says it of others.
 Command: python -m spanbert_jax.main --config=configs/large.py \
     --config.data.corpus=DIR --workdir=runs/large
 """

@@ -115,6 +115,7 @@ def test_the_command_compiles_for_devices_that_are_not_there(
     config = toy.make_config(Path())
     config.data.corpus = str(toy_corpus.directory)
     config.mesh.fsdp = 2
+    config.model.num_layers = 1
     done = command("--topology=cpu:8", "--json", config=config)
     assert (done.code, done.errors) == (0, "")
     record = json.loads(done.output)

@@ -77,7 +77,7 @@ def test_too_many_activations_take_microbatches_that_divide_the_rows() -> None:
 
 def test_too_large_a_state_is_split_over_devices_that_share_it() -> None:
     first = advice(large.get_config(), {"data": 8, "fsdp": 1, "tensor": 1}, 24, 10)[0]
-    size = int(re.match(r"--config\.mesh\.fsdp=([0-9]+): ", first)[1])
+    size = int(re.match(r"--config\.mesh\.fsdp=([0-9]+) ", first)[1])
     assert 8 % size == 0
     assert (24 + 8) / size <= 4
 
@@ -118,8 +118,9 @@ def test_a_refusal_that_says_nothing_is_a_bug() -> None:
 
 @pytest.fixture(scope="module")
 def sharded() -> forecasts.Forecast:
-    """The toy on two by four devices, each with a row in each of two microbatches."""
+    """A layer on two by four devices, each with a row in each of two microbatches."""
     config = toy.make_config(Path())
+    config.model.num_layers = 1
     config.train.batch_size = 16
     config.train.accumulation = 2
     config.mesh.fsdp = 4
@@ -139,8 +140,8 @@ def test_what_is_split_is_gathered_and_its_gradient_reduced(
     sharded: forecasts.Forecast,
 ) -> None:
     gathered = sharded.collectives["all-gather"].payload
-    kernels = 2 * (4 * 64 * 64 + 2 * 64 * 128) * 4
-    # Of both layers, forward and backward, in each of two microbatches.
+    kernels = (4 * 64 * 64 + 2 * 64 * 128) * 4
+    # Forward, in each of two microbatches.
     assert gathered >= 2 * kernels
     reduced = sum(
         sharded.collectives[kind].payload

@@ -124,8 +124,8 @@ def remedies(
         and config.model.num_heads % (2 * mesh["tensor"]) == 0
     ):
         yield (
-            f"--config.mesh.tensor={2 * mesh['tensor']} --config.mesh.data=-1: splits each"
-            " layer over twice the devices, and doubles the rows of each"
+            f"--config.mesh.tensor={2 * mesh['tensor']} --config.mesh.data=-1: splits"
+            " each layer over twice the devices, and doubles the rows of each"
         )
     yield "a slice of more chips, or of chips with more memory"
 
@@ -135,7 +135,7 @@ def _shard(mesh: Mapping[str, int], need: int, available: int) -> Iterator[str]:
     for size in range(mesh["fsdp"] + 1, whole + 1):
         if whole % size == 0 and need * mesh["fsdp"] / size <= available / 4:
             yield (
-                f"--config.mesh.fsdp={size} --config.mesh.data=-1: splits parameters and"
-                f" optimiser over {size} devices, now {mesh['fsdp']}"
+                f"--config.mesh.fsdp={size} --config.mesh.data=-1: splits parameters"
+                f" and optimiser over {size} devices, now {mesh['fsdp']}"
             )
             return
