@@ -10,6 +10,8 @@ from absl import app, flags, logging
 BAD_INPUT = 2
 NON_FINITE = 3
 STORAGE_FAILED = 4
+# EX_UNAVAILABLE of sysexits.h: run the same command again, on all machines of the run.
+PEER_LOST = 69
 # 128 + SIGINT, as shells have it.
 INTERRUPTED = 130
 # EX_TEMPFAIL of sysexits.h: the state is saved, run the same command again.
@@ -40,6 +42,31 @@ class StorageError(UserError):
     exit_code = STORAGE_FAILED
 
 
+class PeerError(UserError):
+    """Another process of the run has ended, or cannot be reached."""
+
+    exit_code = PEER_LOST
+
+
+def outcome(work: Callable[[], int | None]) -> int | None:
+    """Does some work, and reports on the standard error what its user can mend.
+
+    Args:
+        work: returns the exit code (None means 0).
+
+    Returns:
+        Its exit code, or that of the error.
+    """
+    try:
+        with _holding_echoes():
+            return work()
+    except UserError as error:
+        return report(error)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr, flush=True)
+        return INTERRUPTED
+
+
 def run(main: Callable[[Sequence[str]], int | None]) -> None:
     """Runs a command: parses its flags, calls `main`, exits with the right code.
 
@@ -52,16 +79,10 @@ def run(main: Callable[[Sequence[str]], int | None]) -> None:
         # log would bury that under tracebacks. --verbosity=0 shows it.
         if not flags.FLAGS["verbosity"].present:
             logging.set_verbosity(logging.FATAL)
-        try:
-            if len(argv) > 1:
-                raise InputError(f"unknown argument {argv[1]!r}; flags begin with --")
-            with _holding_echoes():
-                return main(argv)
-        except UserError as error:
-            return _report(error)
-        except KeyboardInterrupt:
-            print("interrupted", file=sys.stderr, flush=True)
-            return INTERRUPTED
+        if len(argv) > 1:
+            fault = f"unknown argument {argv[1]!r}; flags begin with --"
+            return report(InputError(fault))
+        return outcome(lambda: main(argv))
 
     app.run(guarded, flags_parser=_parse_flags)
 
@@ -104,16 +125,17 @@ def _parse_flags(argv: Sequence[str]) -> Sequence[str]:
     try:
         return flags.FLAGS(argv)
     except flags.Error as error:
-        sys.exit(_report(error))
+        sys.exit(report(error))
     # What ml_collections raises for --config.a.b with an a or a b that is not there.
     except (AttributeError, KeyError) as error:
         # They quote a text that was quoted before.
         text = str(error.args[0]).replace("\\n", ". ").replace("\n", ". ")
         text = text.replace("\\", "").replace("'", "")
-        sys.exit(_report(InputError(f"unknown setting: {text}")))
+        sys.exit(report(InputError(f"unknown setting: {text}")))
 
 
-def _report(error: Exception) -> int:
+def report(error: Exception) -> int:
+    """Says an error in one line on the standard error; returns its exit code."""
     message = " ".join(str(error).split())
     # A config file that fails brings its whole traceback; the last line says why.
     if "Traceback" in message:

@@ -8,6 +8,7 @@ from ml_collections import config_flags
 
 from spanbert_jax import settings
 from spanbert_jax.errors import InputError, run
+from spanbert_jax.training import hosts
 from spanbert_jax.training.loop import train
 from spanbert_jax.training.profiler import parse_steps
 
@@ -25,6 +26,33 @@ _PROFILE = flags.DEFINE_string(
     "START:STOP, traces the steps from START up to, but not including, STOP into"
     " WORKDIR/profile; the first step is 1.",
 )
+_DISTRIBUTED = flags.DEFINE_bool(
+    "distributed",
+    False,
+    "One of several processes of a run, as TPU metadata, GKE, SLURM or Open MPI say.",
+)
+_COORDINATOR = flags.DEFINE_string(
+    "coordinator",
+    None,
+    "HOST:PORT where process 0 listens; says with the next two what --distributed"
+    " finds out.",
+)
+_NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "Of the run.")
+_PROCESS_ID = flags.DEFINE_integer("process_id", None, "Of this one, from 0.")
+_CONNECT_SECONDS = flags.DEFINE_integer(
+    "connect_seconds",
+    300,
+    "How long processes wait for each other at the start: machines boot at different"
+    " speeds.",
+    lower_bound=1,
+)
+_HEARTBEAT_SECONDS = flags.DEFINE_integer(
+    "heartbeat_seconds",
+    60,
+    "A process that is silent for so long counts as lost, and all others end: longer"
+    " than a network's hiccup, shorter than a chip-hour.",
+    lower_bound=10,
+)
 flags.mark_flags_as_required(["config", "workdir"])
 
 
@@ -36,8 +64,35 @@ def main(_: Sequence[str]) -> int:
     # A config whose file could not be read complains at its first use.
     except OSError as error:
         raise InputError(f"--config: {error}") from error
-    corpora = settings.open_corpora(config)
-    return train(config, corpora, Path(_WORKDIR.value), profile)
+    workdir = _workdir()
+
+    def work() -> int:
+        return train(config, settings.open_corpora(config), workdir, profile)
+
+    return hosts.run(work, _meeting())
+
+
+def _workdir() -> Path:
+    if "://" in _WORKDIR.value:
+        raise InputError(
+            f"--workdir={_WORKDIR.value} is a URL; mount the bucket, with gcsfuse say,"
+            " and name the directory where it is mounted"
+        )
+    return Path(_WORKDIR.value)
+
+
+def _meeting() -> hosts.Meeting | None:
+    """How this process meets the others; None if there are none."""
+    flags_of_place = (_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
+    place = hosts.make_place(*flags_of_place)
+    if place is None and not _DISTRIBUTED.value:
+        return None
+    if place and _DISTRIBUTED.value:
+        raise InputError(
+            "--distributed finds out what --coordinator, --num_processes and"
+            " --process_id say; leave either out"
+        )
+    return hosts.Meeting(place, _CONNECT_SECONDS.value, _HEARTBEAT_SECONDS.value)
 
 
 if __name__ == "__main__":

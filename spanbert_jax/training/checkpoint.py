@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +17,18 @@ from ml_collections import ConfigDict
 from spanbert_jax.corpus.mixture import Mixture
 from spanbert_jax.errors import InputError, NonFiniteError, StorageError
 from spanbert_jax.settings import flatten, identity
+from spanbert_jax.training import hosts
 from spanbert_jax.training.checksums import sum_bits
 from spanbert_jax.training.step import TrainState
 
 _LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
+# Where a machine has the text, and how it reads it: its own affair.
+_OF_A_PROCESS = ("data.corpus", "data.cache", "data.workers")
+# Beyond all that an int32 can count.
+_MOST_STEPS = 2**31 - 1
+
+T = TypeVar("T")
 Record = dict[str, Any]
 
 
@@ -109,12 +116,37 @@ def changed_settings(old: Record, new: Record, step: int) -> list[dict[str, Any]
     return changes
 
 
+def check_alike(record: Record) -> None:
+    """Refuses processes that were not started as the same run.
+
+    Raises:
+        InputError: names a setting, the text or a library, and both values.
+    """
+    first = json.loads(hosts.first_says(json.dumps(record)))
+    changes = changed_settings(first, json.loads(json.dumps(record)), 0)
+    changes += [
+        {"name": f"the {kind}", "old": first[kind], "new": record[kind]}
+        for kind in ("corpus", "tokenizer")
+        if first[kind] != record[kind]
+    ]
+    faults = [
+        f"{change['name']} is {change['old']!r} in process 0 and {change['new']!r} in"
+        f" process {jax.process_index()}: start all processes of a run alike"
+        for change in changes
+        if change["name"] not in _OF_A_PROCESS
+    ]
+    if fault := hosts.first_fault(faults[0] if faults else ""):
+        raise InputError(fault)
+
+
 class _UnreadableError(Exception):
     """A step that cannot be read back."""
 
 
 def _first_line(error: Exception) -> str:
     """What an error says; libraries add pages to it."""
+    if isinstance(error, _UnreadableError):
+        return str(error)
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
@@ -149,8 +181,28 @@ def _check_sums(state: TrainState, saved: dict[str, int]) -> None:
             )
 
 
+def _together(read: Callable[[], T]) -> T:
+    """Reads in all processes, none of which waits for another meanwhile.
+
+    Orbax's own restore does wait: a process that failed would leave the others hanging.
+
+    Raises:
+        _UnreadableError: one of them failed; in all.
+    """
+    found, fault = None, ""
+    try:
+        found = read()
+    # A damaged step fails in as many ways as it has files. The caller names each to the
+    # user, and goes on or gives up: nothing is hidden.
+    except Exception as error:
+        fault = _first_line(error)
+    if fault := hosts.first_fault(fault):
+        raise _UnreadableError(fault)
+    return found
+
+
 class Checkpoints:
-    """The checkpoints of a work directory.
+    """The checkpoints of a work directory, of all processes of a run.
 
     Saving is asynchronous: a failed write is raised by the next call. A step counts as
     finished once its directory has its final name, which orbax gives it last.
@@ -168,8 +220,15 @@ class Checkpoints:
         """
         self.directory = workdir.absolute() / "checkpoints"
         options = ocp.CheckpointManagerOptions(max_to_keep=keep)
+        fault = ""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            fault = f"--workdir: {error}"
+        # Before the manager, in which processes wait for each other.
+        if fault := hosts.first_fault(fault):
+            raise StorageError(fault)
+        try:
             self._manager = ocp.CheckpointManager(self.directory, options=options)
         except OSError as error:
             raise StorageError(f"--workdir: {error}") from error
@@ -192,11 +251,11 @@ class Checkpoints:
             StorageError: there are finished steps, but none can be read.
         """
         broken: dict[int, str] = {}
-        for step in sorted(self._manager.all_steps(), reverse=True):
+        while (step := self._newest(before=min(broken, default=_MOST_STEPS))) >= 0:
             try:
-                record, checksums = self._read_record(step)
+                record, checksums = _together(lambda: self._read_record(step))
                 check(record)
-                state = self._read(step, state=ocp.args.StandardRestore(like))
+                state = _together(lambda: self._read_state(step, like))
                 _check_sums(state, checksums)
             except _UnreadableError as error:
                 broken[step] = str(error)
@@ -208,32 +267,39 @@ class Checkpoints:
             raise StorageError(f"no checkpoint in {self.directory} is valid: {reasons}")
         return None
 
+    def _newest(self, before: int) -> int:
+        """The newest finished step before another, as the first process sees it; -1."""
+        steps = [step for step in self._manager.all_steps() if step < before]
+        return hosts.first_decides(max(steps, default=-1))
+
     def _read_record(self, step: int) -> tuple[Record, dict[str, int]]:
         """The record as it was saved, and the arrays' checksums."""
-        saved = self._read(step, record=ocp.args.JsonRestore())
+        saved = ocp.JsonCheckpointHandler().restore(
+            self.directory / str(step) / "record", args=ocp.args.JsonRestore()
+        )
         if saved.get("crc32") != _crc32(saved.get("run")):
             raise _UnreadableError("the record has another checksum than when saved")
         return saved["run"], saved["arrays"]
 
-    def _read(self, step: int, **item: Any) -> Any:
-        try:
-            (found,) = self._manager.restore(
-                step, args=ocp.args.Composite(**item)
-            ).values()
-        # A damaged step fails in as many ways as it has files. The caller names each
-        # to the user, and goes on or gives up: nothing is hidden.
-        except Exception as error:
-            raise _UnreadableError(_first_line(error)) from error
-        return found
+    def _read_state(self, step: int, like: TrainState) -> TrainState:
+        return ocp.StandardCheckpointHandler().restore(
+            self.directory / str(step) / "state", args=ocp.args.StandardRestore(like)
+        )
 
     def _set_aside(self, steps: list[int]) -> None:
         """Moves broken steps away: orbax counts them and would not save them again."""
-        for step in steps:
-            target = self.directory.parent / "broken" / str(step)
-            target.parent.mkdir(exist_ok=True)
-            while target.exists():
-                target = target.with_name(target.name + "_")
-            os.rename(self.directory / str(step), target)
+        fault = ""
+        try:
+            for step in steps if hosts.is_first() else []:
+                target = self.directory.parent / "broken" / str(step)
+                target.parent.mkdir(exist_ok=True)
+                while target.exists():
+                    target = target.with_name(target.name + "_")
+                os.rename(self.directory / str(step), target)
+        except OSError as error:
+            fault = f"a broken checkpoint cannot be moved away: {error}"
+        if fault := hosts.first_fault(fault):
+            raise StorageError(fault)
         if steps:
             self._manager.reload()
 
@@ -257,6 +323,9 @@ class Checkpoints:
         )
         try:
             started = self._manager.save(step, args=arguments)
+        # Another process is lost.
+        except jax.errors.JaxRuntimeError:
+            raise
         except (OSError, ValueError, RuntimeError) as error:
             raise self._failure(error) from error
         if not started:
@@ -270,6 +339,9 @@ class Checkpoints:
         """
         try:
             self._manager.wait_until_finished()
+        # Another process is lost.
+        except jax.errors.JaxRuntimeError:
+            raise
         except (OSError, ValueError, RuntimeError) as error:
             raise self._failure(error) from error
 

@@ -25,6 +25,7 @@ from spanbert_jax.training.checkpoint import (
     Checkpoints,
     Record,
     changed_settings,
+    check_alike,
     check_identity,
     make_record,
 )
@@ -79,9 +80,10 @@ def train(
         # ---- State: the newest checkpoint's, or new
         stopping = stack.enter_context(_stop_signal())
         stack.enter_context(on(mesh))
+        record = make_record(config, corpora, program.state, mesh)
+        check_alike(record)
         checkpoints = Checkpoints(workdir, config.checkpoint.keep)
         stack.enter_context(contextlib.closing(checkpoints))
-        record = make_record(config, corpora, program.state, mesh)
         state, record = _restore(checkpoints, program.state, record)
         state = state or program.init(jax.random.key(config.train.seed))
         start, stop = int(state.step), config.train.stop_after or config.train.steps
@@ -168,10 +170,14 @@ def _check_rows(mix: Mix, held_out: Mix, config: ConfigDict) -> None:
 
 
 def _make_directory(workdir: Path) -> None:
+    fault = ""
     try:
         workdir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StorageError(f"--workdir={workdir}: {error.strerror}") from error
+        fault = f"--workdir={workdir}: {error.strerror}"
+    if fault := hosts.first_fault(fault):
+        raise StorageError(fault)
+    hosts.check_shared(workdir)
 
 
 @contextlib.contextmanager
@@ -292,7 +298,7 @@ def _owes_evaluation(
 ) -> bool:
     """Whether a step's evaluation is due, yet does not stand in metrics.jsonl."""
     is_due = _is_evaluated(config, held_out, step)
-    return is_due and hosts.first_decides(evaluation_at(workdir, step) is None)
+    return is_due and bool(hosts.first_decides(evaluation_at(workdir, step) is None))
 
 
 def _introduce(
