@@ -9,6 +9,7 @@ import os
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,7 @@ from spanbert_jax.corpus.build import BuildOptions, build
 from spanbert_jax.corpus.mixture import mix
 from spanbert_jax.corpus.runners import Local
 from spanbert_jax.corpus.store import Corpus
+from spanbert_jax.training.hosts import Place
 from spanbert_jax.training.loop import train
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -158,23 +160,70 @@ def command(config: ConfigDict, workdir: Path) -> list[str]:
     ]
 
 
-def environment() -> dict[str, str]:
-    """Of a process: one CPU device, compiled as in `quick_compilation`."""
+def environment(devices: int = 1) -> dict[str, str]:
+    """Of a process: some CPU devices, compiled as in `quick_compilation`."""
     mine = {name.upper(): str(value) for name, value in _quick_settings().items()}
-    inherited = {name: text for name, text in os.environ.items() if name != "XLA_FLAGS"}
-    return inherited | mine | {"JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
+    mine["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
+    mine |= {"JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
+    mine["PYTHONPATH"] = str(REPOSITORY)
+    return {**os.environ, **mine}
 
 
-def launch(arguments: Sequence[str]) -> subprocess.Popen[str]:
+def launch(arguments: Sequence[str], devices: int = 1) -> subprocess.Popen[str]:
     """Starts a process in the repository."""
     return subprocess.Popen(
         arguments,
         cwd=REPOSITORY,
-        env=environment(),
+        env=environment(devices),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def free_port() -> int:
+    """A port of the loopback address that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def launch_member(
+    config: ConfigDict,
+    workdir: Path,
+    place: Place,
+    devices: int = 1,
+    options: Sequence[str] = (),
+) -> subprocess.Popen[str]:
+    """Starts one of the processes of a run, with some devices of its own."""
+    main = [sys.executable, "-W", "ignore", "tests/member.py"]
+    where = [f"--{name}={value}" for name, value in place._asdict().items()]
+    return launch([*main, *command(config, workdir)[3:], *where, *options], devices)
+
+
+def launch_together(
+    config: ConfigDict,
+    workdir: Path,
+    count: int,
+    devices: int = 1,
+    options: Sequence[str] = (),
+) -> list[subprocess.Popen[str]]:
+    """Starts the processes of a run."""
+    coordinator = f"127.0.0.1:{free_port()}"
+    return [
+        launch_member(config, workdir, Place(coordinator, count, i), devices, options)
+        for i in range(count)
+    ]
+
+
+def wait_for_line(process: subprocess.Popen[str], begin: str) -> str:
+    """Reads a process's output up to a line, which it returns with what came before."""
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if line.startswith(begin):
+            return "".join(lines)
+    raise AssertionError(f"no line {begin!r} in {lines}: {process.stderr.read()}")
 
 
 def wait(process: subprocess.Popen[str], seconds: float = 300) -> Exit:

@@ -261,22 +261,12 @@ def test_a_run_of_two_processes_equals_one_of_one(
     runs.assert_same_end(tmp_path, unbroken, STEPS)
 
 
-def _wait_for_line(process: subprocess.Popen[str], begin: str) -> str:
-    """Reads a process's output up to a line, which it returns with what came before."""
-    lines = []
-    for line in process.stdout:
-        lines.append(line)
-        if line.startswith(begin):
-            return "".join(lines)
-    raise AssertionError(f"no line {begin!r} in {lines}: {process.stderr.read()}")
-
-
 @pytest.mark.slow
 def test_sigterm_saves_in_time_and_the_same_command_goes_on(
     config: ConfigDict, unbroken: Path, tmp_path: Path
 ) -> None:
     process = runs.launch(runs.command(config, tmp_path))
-    _wait_for_line(process, "step       8 train")
+    runs.wait_for_line(process, "step       8 train")
     process.send_signal(signal.SIGTERM)
     begin = time.monotonic()
     stopped = runs.wait(process)
