@@ -12,7 +12,7 @@ export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 # on the order of the files.
 PARALLEL := -n auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
 
-.PHONY: demo test slow lint clean
+.PHONY: demo test slow soak lint clean
 
 demo: .venv/ready
 	$(RUN) -m spanbert_jax.main --config=configs/tiny.py --workdir=runs/demo
@@ -22,6 +22,10 @@ test: .venv/tests-ready
 
 slow: .venv/tests-ready
 	$(RUN) -m pytest -q $(PARALLEL) -m slow
+
+# KILLS=...   how many, of each of its two runs
+soak: .venv/tests-ready
+	$(RUN) -m pytest -q -s -m soak tests/test_soak.py
 
 lint: .venv/tests-ready
 	$(RUN) -m ruff check
