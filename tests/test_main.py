@@ -170,7 +170,35 @@ FAULTS = {
             "--config.mesh.data=3",
             "--config.data.cache={directory}/cache",
         ],
-        r"mesh\.data is 3.* 1 device",
+        r"mesh\.data=3 .* is 3 devices, but there are 1; ",
+    ),
+    "a work directory in a bucket": (
+        [MAIN, _TINY, "--workdir=gs://bucket/run"],
+        r"--workdir=gs://bucket/run is a URL; mount the bucket",
+    ),
+    "half a place among processes": (
+        [*_TRAIN, "--coordinator=localhost:8476", "--process_id=0"],
+        r"--coordinator=.* and --process_id=0 without --num_processes",
+    ),
+    "two ways to find the processes": (
+        [
+            *_TRAIN,
+            "--distributed",
+            "--coordinator=localhost:8476",
+            "--num_processes=1",
+            "--process_id=0",
+        ],
+        r"--distributed finds out what --coordinator",
+    ),
+    "no cluster": ([*_TRAIN, "--distributed"], r"--distributed: jax finds no cluster"),
+    "a port that cannot be": (
+        [
+            *_TRAIN,
+            "--coordinator=localhost:99999",
+            "--num_processes=2",
+            "--process_id=0",
+        ],
+        r"--coordinator=localhost:99999: process 0 cannot listen there",
     ),
     "a vocabulary without [MASK]": (
         [
