@@ -274,7 +274,7 @@ class Forks:
         self._process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-c", _FORKS],
             cwd=REPOSITORY,
-            env=environment() | {"PYTHONPATH": str(REPOSITORY)},
+            env=environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import itertools
 import json
 import os
 import shutil
@@ -19,6 +20,7 @@ from ml_collections import ConfigDict
 import runs
 from spanbert_jax.corpus.store import Corpus
 from spanbert_jax.errors import InputError, NonFiniteError, StorageError
+from spanbert_jax.training import hosts
 from spanbert_jax.training.checkpoint import (
     Checkpoints,
     Record,
@@ -241,6 +243,19 @@ def test_a_step_that_breaks_twice_is_moved_away_twice(tmp_path: Path) -> None:
         save(tmp_path, range(2, 3))
     assert len(list((tmp_path / "broken").iterdir())) == 2
     assert_is_state(restore(tmp_path).state, 2)
+
+
+def test_a_step_that_another_process_cannot_read_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, range(1, 4))
+    # Of the directory, the record of step 3 and its state, of which another process
+    # could read the first two; and of all that follows.
+    told = itertools.chain(["", "", "OSError: stale"], itertools.repeat(""))
+    monkeypatch.setattr(hosts, "first_fault", lambda fault: fault or next(told))
+    restored = restore(tmp_path)
+    assert restored.broken == {3: "OSError: stale"}
+    assert_is_state(restored.state, 2)
 
 
 def test_steps_that_are_all_broken_are_an_error_and_stay(tmp_path: Path) -> None:

@@ -5,18 +5,20 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 from ml_collections import ConfigDict
 
 import runs
 import toy
 from spanbert_jax.corpus.store import Corpus
-from spanbert_jax.errors import BAD_INPUT, PEER_LOST, PREEMPTED, InputError
+from spanbert_jax.errors import BAD_INPUT, PEER_LOST, PREEMPTED, InputError, PeerError
 from spanbert_jax.training import hosts
 from spanbert_jax.training.hosts import Place, make_place
 
@@ -177,8 +179,9 @@ def test_one_process_goes_on_where_two_stopped(
 @pytest.mark.parametrize(
     ("victim", "mesh"),
     [
-        (0, {"data": 2}),
-        (1, {"data": 1, "fsdp": 2}),
+        (0, {}),
+        (1, {}),
+        pytest.param(0, {"data": 1, "fsdp": 2}, marks=pytest.mark.slow),
         pytest.param(1, {"data": 1, "tensor": 2}, marks=pytest.mark.slow),
     ],
 )
@@ -347,3 +350,53 @@ def test_what_the_first_says_and_a_fault_are_told_to_all(text: str) -> None:
     assert hosts.first_says(text) == text
     assert text.startswith(hosts.first_fault(text))
     assert bool(hosts.first_fault(text)) == bool(text)
+
+
+@pytest.mark.parametrize(
+    ("said", "is_loss"),
+    [
+        ("UNKNOWN: Gloo all-reduce failed: Connection closed by peer", True),
+        ("Timed out while waiting for async_write_complete barrier.", True),
+        ("UNAVAILABLE: Failed to send RPC to coordination service", True),
+        ("[Errno 28] No space left on device", False),
+        ("[Errno 11] Resource temporarily unavailable", False),
+    ],
+)
+def test_an_error_is_told_from_the_end_of_another_process(
+    monkeypatch: pytest.MonkeyPatch, said: str, is_loss: bool
+) -> None:
+    assert hosts.loss(ValueError(said)) is None
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    found = hosts.loss(ValueError(said))
+    assert isinstance(found, PeerError) if is_loss else found is None
+
+
+# ---- The guard
+
+_ABORTS = """
+import os, sys
+from spanbert_jax.errors import PeerError
+from spanbert_jax.training.guard import Guard
+guard = Guard(lambda said: PeerError("it is gone"))
+os.write(2, b"W1130 12:00:00 1 other.cc:1] a warning\\n")
+print("python", file=sys.stderr)
+os.write(2, b"F1130 12:00:00 1 client.h:80] {why}\\n    @ 0x1 a line of a stack\\n")
+os.abort()
+"""
+
+
+def abort(why: str) -> runs.Exit:
+    return runs.wait(runs.launch([sys.executable, "-c", _ABORTS.replace("{why}", why)]))
+
+
+def test_an_abort_over_a_lost_process_is_one_sentence() -> None:
+    done = abort("the JAX distributed service detected fatal errors")
+    assert done.code == PEER_LOST
+    lines = ["W1130 12:00:00 1 other.cc:1] a warning", "error: it is gone", "python"]
+    assert sorted(done.errors.splitlines()) == lines
+
+
+def test_an_abort_over_something_else_is_shown_as_it_is() -> None:
+    done = abort("Check failed: ok")
+    assert done.code == -signal.SIGABRT
+    assert "Check failed: ok\n    @ 0x1 a line of a stack\n" in done.errors

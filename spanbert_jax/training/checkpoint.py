@@ -323,11 +323,8 @@ class Checkpoints:
         )
         try:
             started = self._manager.save(step, args=arguments)
-        # Another process is lost.
-        except jax.errors.JaxRuntimeError:
-            raise
         except (OSError, ValueError, RuntimeError) as error:
-            raise self._failure(error) from error
+            raise hosts.loss(error) or self._failure(error) from error
         if not started:
             raise StorageError(f"{self.directory}: orbax refused to save step {step}")
 
@@ -339,11 +336,8 @@ class Checkpoints:
         """
         try:
             self._manager.wait_until_finished()
-        # Another process is lost.
-        except jax.errors.JaxRuntimeError:
-            raise
         except (OSError, ValueError, RuntimeError) as error:
-            raise self._failure(error) from error
+            raise hosts.loss(error) or self._failure(error) from error
 
     def close(self) -> None:
         """Waits for the last save and ends the manager's threads.

@@ -28,9 +28,8 @@ _FAULT_BYTES = 1024
 # How the runtime says that another process does not answer; gloo is the CPU's
 # transport, the last are the coordination service's.
 _LOST = re.compile(
-    r"gloo|connection (closed|reset|refused)|socket closed|heartbeat|"
-    r"broken pipe|UNAVAILABLE|ABORTED|barrier|DEADLINE_EXCEEDED|NCCL",
-    re.IGNORECASE,
+    r"[Gg]loo|NCCL|[Cc]onnection (closed|reset|refused)|[Ss]ocket closed|[Hh]eartbeat|"
+    r"[Bb]arrier|UNAVAILABLE|ABORTED|DEADLINE_EXCEEDED"
 )
 
 
@@ -204,6 +203,13 @@ def _not_met(meeting: Meeting, said: str) -> PeerError:
         f" ({_reason(said)}); start as many as --num_processes says, each with a"
         " --process_id of its own"
     )
+
+
+def loss(error: Exception) -> PeerError | None:
+    """What to say where an error, perhaps of a save, is another process's end."""
+    if jax.process_count() > 1 and _LOST.search(str(error)):
+        return _lost(str(error))
+    return None
 
 
 def _lost(said: str) -> PeerError:
