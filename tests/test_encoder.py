@@ -252,6 +252,22 @@ def test_random_bytes_are_uniform_in_every_column() -> None:
         assert chisquare(np.bincount(column, minlength=256)).pvalue > 1e-4
 
 
+@pytest.mark.parametrize("kind", ["threefry2x32", "rbg", "unsafe_rbg"])
+def test_every_kind_of_key_drops_its_share(kind: str) -> None:
+    key, size = jax.random.key(6, impl=kind), 1_000_000
+    drop = jax.jit(lambda key: Dropout(0.1).apply({}, x, False, rngs={"dropout": key}))
+    x = jnp.ones(size)
+    first, again, other = (
+        np.asarray(drop(jax.random.fold_in(key, step))) == 0 for step in (0, 0, 1)
+    )
+    np.testing.assert_array_equal(first, again)
+    share = 26 / 256
+    deviation = math.sqrt(share * (1 - share) / size)
+    assert abs(first.mean() - share) < 4 * deviation
+    # Two masks are independent: both drop what each drops by itself.
+    assert abs((first & other).mean() - share**2) < 4 * share / math.sqrt(size)
+
+
 @pytest.mark.parametrize("rate", [0.001, 0.997, 0.999])
 def test_dropout_of_an_extreme_rate_is_finite(rate: float) -> None:
     rngs = {"dropout": jax.random.key(5)}

@@ -479,6 +479,22 @@ def test_five_updates_on_any_mesh_are_those_on_one_device(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["rbg", "unsafe_rbg"])
+def test_faster_keys_train_alike(
+    updates: dict[str, Update], state: TrainState, eight: Batch, kind: str
+) -> None:
+    config = update_config((2, 2, 2))
+    config.train.dropout_keys = kind
+    update = compile_update(config)
+    (_, first), (_, again) = update(state, eight), update(state, eight)
+    assert same(first, again)
+    _, other = update(state._replace(step=np.int32(1)), eight)
+    _, expected = updates["float32"](state, eight)
+    assert first.loss != other.loss
+    assert first.loss == pytest.approx(expected.loss, rel=0.05)
+
+
+@pytest.mark.slow
 def test_accumulation_makes_one_update_with_dropout_on(
     updates: dict[str, Update], state: TrainState, eight: Batch
 ) -> None:
