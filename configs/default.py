@@ -20,10 +20,9 @@ def get_config() -> ConfigDict:
     train.batch_size = 256  # rows of data.block_length, over all devices
     train.accumulation = 1  # microbatches per update: less memory, same objective
     train.seed = 0  # of parameters, dropout, row order and masks
-    # Of dropout: "threefry2x32", the same bits however a batch is split; "rbg" and
-    # "unsafe_rbg", faster on a TPU, slower on a CPU, but each device draws the bits of
-    # the whole batch, unless XLA_FLAGS=--xla_tpu_spmd_rng_bit_generator_unsafe=1 is set
-    # (jax.random's documentation).
+    # Of dropout: "threefry2x32", the same bits however a batch is split; "rbg", faster
+    # on a TPU, slower on a CPU, but each device draws the bits of the whole batch if
+    # not told XLA_FLAGS=--xla_tpu_spmd_rng_bit_generator_unsafe=1 (docs of jax.random).
     train.dropout_keys = "threefry2x32"
     train.log_every = 100  # steps between lines of metrics.jsonl
     # FLOP/s that a device can do at its best, for the utilisation in the metrics; 0 =

@@ -168,8 +168,8 @@ _RULES: list[Rule] = [
     ),
     (
         ("train.dropout_keys",),
-        "one of threefry2x32, rbg, unsafe_rbg",
-        ("threefry2x32", "rbg", "unsafe_rbg").__contains__,
+        "one of threefry2x32, rbg",
+        ("threefry2x32", "rbg").__contains__,
     ),
     (
         ("model.attention",),

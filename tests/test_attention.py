@@ -1,5 +1,6 @@
 """The kinds of attention against each other, and lowered for chips not here."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -9,9 +10,12 @@ import numpy as np
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo
 
+from spanbert_jax import settings
+from spanbert_jax.data.batch import BatchShape
 from spanbert_jax.errors import InputError
 from spanbert_jax.model.attention import Attention, cudnn, plain, splash
-from spanbert_jax.training.sharding import on
+from spanbert_jax.training.program import make_program
+from spanbert_jax.training.sharding import make_mesh, on
 from test_sharding import compose, make_config
 
 ROWS, LENGTH, HEADS, SIZE = 4, 128, 2, 64
@@ -82,6 +86,27 @@ def test_splash_is_three_kernels_on_a_tpu(segment_ids: np.ndarray) -> None:
     lowered = slope.trace(*drawn("bfloat16")).lower(lowering_platforms=("tpu",))
     # Forwards, and backwards for queries and for keys with values.
     assert lowered.as_text().count("tpu_custom_call") == 3
+
+
+def test_a_program_with_the_kernel_starts_and_runs_on_many_devices() -> None:
+    """Traced on eight devices for TPUs, each of which takes one row."""
+    config = make_config((8, 1, 1), **{"model.max_positions": LENGTH})
+    model = settings.model(config, vocab_size=300)
+    mesh = make_mesh(config, model.geometry)
+    # Here, as a config would be refused: these are no TPUs.
+    fused = dataclasses.replace(
+        model.geometry, attention="splash", attention_dropout=0.0
+    )
+    shape = BatchShape(rows=8, block_length=LENGTH, target_slots=8)
+    program = make_program(config, model.clone(geometry=fused), mesh, shape)
+    with on(mesh):
+        started = program.init.trace(jax.random.key(0))
+        updated = program.update.trace(program.state, program.batch, program.votes)
+    texts = [
+        traced.lower(lowering_platforms=("tpu",)).as_text()
+        for traced in (started, updated)
+    ]
+    assert [text.count("tpu_custom_call") for text in texts] == [0, 3]
 
 
 def test_cudnn_is_one_call_on_a_gpu(

@@ -365,9 +365,9 @@ def test_what_the_first_says_and_a_fault_are_told_to_all(text: str) -> None:
 def test_an_error_is_told_from_the_end_of_another_process(
     monkeypatch: pytest.MonkeyPatch, said: str, is_loss: bool
 ) -> None:
-    assert hosts.loss(ValueError(said)) is None
+    assert hosts.peer_error(ValueError(said)) is None
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    found = hosts.loss(ValueError(said))
+    found = hosts.peer_error(ValueError(said))
     assert isinstance(found, PeerError) if is_loss else found is None
 
 

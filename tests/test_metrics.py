@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 import jax
 import numpy as np
@@ -17,7 +18,7 @@ from spanbert_jax.errors import NonFiniteError, StorageError
 from spanbert_jax.model.losses import Prediction
 from spanbert_jax.training.meter import Meter
 from spanbert_jax.training.metrics import Log
-from spanbert_jax.training.sinks import FILE, cut_back, evaluation_at
+from spanbert_jax.training.sinks import FILE, JsonLines, cut_back, evaluation_at
 from spanbert_jax.training.step import StepMetrics
 
 # Sums over 20 MLM targets, 5 right; 10 SBO targets, 1 right; 8 pairs, 6 right.
@@ -388,3 +389,36 @@ def test_tensorboard_drops_what_a_resumed_run_does_again(
     assert [e.file_version for e in events(tmp_path) if e.file_version] == [
         "brain.Event:2"
     ] * 2
+
+
+# ---- A full disk
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_line_that_finds_the_disk_full_fails_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = Path.open
+
+    def open_full(_: Path, *mode: str, **options: int) -> IO[bytes]:
+        return opened(Path("/dev/full"), *mode, **options)
+
+    monkeypatch.setattr(Path, "open", open_full)
+    lines = JsonLines(tmp_path, 0)
+    with pytest.raises(OSError, match="No space left"):
+        lines.write({"step": 1})
+    # Closing must not fail again: its error would take the place of the first one.
+    lines.close()
+
+
+def test_a_line_that_finds_room_for_a_part_only_fails(tmp_path: Path) -> None:
+    lines = JsonLines(tmp_path, 0)
+    lines.close()
+
+    class Short:
+        def write(self, line: bytes) -> int:
+            return len(line) - 1
+
+    lines._file = Short()
+    with pytest.raises(OSError, match="No space left"):
+        lines.write({"step": 1})

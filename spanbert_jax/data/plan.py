@@ -4,6 +4,7 @@ It depends on the corpus and the data settings alone, is built at first use and 
 memory-mapped arrays in a cache directory.
 """
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -358,9 +359,13 @@ def _write(plan: Plan, directory: Path) -> None:
     try:
         for name, array in _arrays(plan).items():
             write_array(partial / f"{name}.npy", array)
-        # One that was cut short, by a full disk say, is in the way of a rename.
+        # One that was damaged is in the way of a rename. Not deleted where it is, in
+        # part perhaps, while another process finds it in its own way.
         if directory.exists() and _read(directory) is None:
-            shutil.rmtree(directory)
+            damaged = partial.with_name(f"{partial.name}-damaged")
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(directory, damaged)
+            shutil.rmtree(damaged, ignore_errors=True)
         os.rename(partial, directory)
     except (OSError, StorageError):
         shutil.rmtree(partial, ignore_errors=True)

@@ -116,12 +116,17 @@ def changed_settings(old: Record, new: Record, step: int) -> list[dict[str, Any]
     return changes
 
 
-def check_alike(record: Record) -> None:
+def check_alike(record: Record, flags: dict[str, str]) -> None:
     """Refuses processes that were not started as the same run.
 
+    Args:
+        record: of this process.
+        flags: what else it was told, by name.
+
     Raises:
-        InputError: names a setting, the text or a library, and both values.
+        InputError: names a setting, a flag, the text or a library, and both values.
     """
+    record = record | {"settings": record["settings"] | flags}
     first = json.loads(hosts.first_says(json.dumps(record)))
     changes = changed_settings(first, json.loads(json.dumps(record)), 0)
     changes += [
@@ -324,7 +329,7 @@ class Checkpoints:
         try:
             started = self._manager.save(step, args=arguments)
         except (OSError, ValueError, RuntimeError) as error:
-            raise hosts.loss(error) or self._failure(error) from error
+            raise hosts.peer_error(error) or self._failure(error) from error
         if not started:
             raise StorageError(f"{self.directory}: orbax refused to save step {step}")
 
@@ -337,7 +342,7 @@ class Checkpoints:
         try:
             self._manager.wait_until_finished()
         except (OSError, ValueError, RuntimeError) as error:
-            raise hosts.loss(error) or self._failure(error) from error
+            raise hosts.peer_error(error) or self._failure(error) from error
 
     def close(self) -> None:
         """Waits for the last save and ends the manager's threads.

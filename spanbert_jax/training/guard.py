@@ -79,7 +79,7 @@ class Guard:
                 os.write(self._stderr, line)
 
     def _on_abort(self, _: int) -> None:
-        time.sleep(_DRAIN_SECONDS)
+        self._drain()
         said = self._held.decode(errors="replace")
         if _LOST.search(said):
             # One sentence in all: this process may have had one before.
@@ -89,8 +89,12 @@ class Guard:
             os._exit(self.exit_code)
         self.close()
 
+    def _drain(self) -> None:
+        time.sleep(_DRAIN_SECONDS)
+
     def close(self) -> None:
-        """Passes on what was held back."""
+        """Passes on what was held back, the last 8 KiB of it."""
+        self._drain()
         with self._lock:
             os.write(self._stderr, self._held)
             self._held = b""

@@ -1,9 +1,11 @@
 """Hosts: the processes of a run: how they meet, agree and end."""
 
 import contextlib
+import errno
 import functools
 import os
 import re
+import signal
 import socket
 import sys
 import threading
@@ -28,9 +30,12 @@ _FAULT_BYTES = 1024
 # How the runtime says that another process does not answer; gloo is the CPU's
 # transport, the last are the coordination service's.
 _LOST = re.compile(
-    r"[Gg]loo|NCCL|[Cc]onnection (closed|reset|refused)|[Ss]ocket closed|[Hh]eartbeat|"
-    r"[Bb]arrier|UNAVAILABLE|ABORTED|DEADLINE_EXCEEDED"
+    r"[Gg]loo|[Cc]onnection (closed|reset|refused)|[Ss]ocket closed|[Hh]eartbeat|"
+    r"[Bb]arrier|UNAVAILABLE|ABORTED|DEADLINE_EXCEEDED|"
+    r"NCCL.*(remote|time(d )?out|abort|closed)"
 )
+# Their sentences hold a path, and any word may stand in it.
+_DISK_FAULTS = {errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EIO, errno.EACCES}
 
 
 class Place(NamedTuple):
@@ -119,6 +124,9 @@ def run(work: Callable[[], int], meeting: Meeting | None) -> int:
         try:
             _meet(meeting)
             guard.explain = _lost
+            # The transport connects at the first sum, and waits for others there for
+            # half a minute only; one of them may read and plan a text for longer.
+            first_decides(0)
             return work()
         except jax.errors.JaxRuntimeError as error:
             if not _LOST.search(str(error)):
@@ -132,6 +140,9 @@ def run(work: Callable[[], int], meeting: Meeting | None) -> int:
         traceback.print_exc()
         code = 1
     guard.exit_code = code
+    # A signal that comes from now on has been heeded: the code says so.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(jax.errors.JaxRuntimeError):
         # Others may have failed, or have yet to learn of this end: the code says it.
         jax.distributed.shutdown()
@@ -205,9 +216,10 @@ def _not_met(meeting: Meeting, said: str) -> PeerError:
     )
 
 
-def loss(error: Exception) -> PeerError | None:
+def peer_error(error: Exception) -> PeerError | None:
     """What to say where an error, perhaps of a save, is another process's end."""
-    if jax.process_count() > 1 and _LOST.search(str(error)):
+    of_a_disk = isinstance(error, OSError) and error.errno in _DISK_FAULTS
+    if jax.process_count() > 1 and not of_a_disk and _LOST.search(str(error)):
         return _lost(str(error))
     return None
 
@@ -291,7 +303,7 @@ def check_shared(directory: Path) -> None:
             fault = f"--workdir={directory}: {error.strerror}"
     if fault := first_fault(fault):
         raise StorageError(fault)
-    if not mark.exists():
+    if not os.path.exists(mark):
         fault = (
             f"--workdir={directory} is not the same directory in processes 0 and"
             f" {jax.process_index()}: checkpoints are written by all; name one that all"
@@ -299,6 +311,9 @@ def check_shared(directory: Path) -> None:
         )
     fault = first_fault(fault)
     if is_first():
-        mark.unlink()
+        # Those of starts that were killed here, too; what cannot go may stay.
+        for old in directory.glob(".shared-*"):
+            with contextlib.suppress(OSError):
+                old.unlink()
     if fault:
         raise InputError(fault)

@@ -81,7 +81,8 @@ def train(
         stopping = stack.enter_context(_stop_signal())
         stack.enter_context(on(mesh))
         record = make_record(config, corpora, program.state, mesh)
-        check_alike(record)
+        # A trace decides when a step is read, so all must be told of it.
+        check_alike(record, {"--profile": str(profile)})
         checkpoints = Checkpoints(workdir, config.checkpoint.keep)
         stack.enter_context(contextlib.closing(checkpoints))
         state, record = _restore(checkpoints, program.state, record)
@@ -298,7 +299,11 @@ def _owes_evaluation(
 ) -> bool:
     """Whether a step's evaluation is due, yet does not stand in metrics.jsonl."""
     is_due = _is_evaluated(config, held_out, step)
-    return is_due and bool(hosts.first_decides(evaluation_at(workdir, step) is None))
+    if not is_due:
+        return False
+    # The others may see a file system's older copy.
+    owes = hosts.is_first() and evaluation_at(workdir, step) is None
+    return bool(hosts.first_decides(owes))
 
 
 def _introduce(
@@ -339,6 +344,8 @@ def _conclude(
     stopped: bool,
 ) -> None:
     """Says what was made, where it is, and what to do with it."""
+    if not hosts.is_first():
+        return
     total = config.train.steps
     if stopped:
         log.say(

@@ -151,6 +151,13 @@ class Log:
             raise StorageError(f"--workdir={self._workdir}: {error}") from error
 
     def close(self) -> None:
-        """Ends the bar and closes the files."""
-        for sink in reversed(self._sinks):
-            sink.close()
+        """Ends the bar and closes the files.
+
+        Raises:
+            StorageError: the disk is full, or gone.
+        """
+        try:
+            for sink in reversed(self._sinks):
+                sink.close()
+        except OSError as error:
+            raise StorageError(f"--workdir={self._workdir}: {error}") from error

@@ -87,7 +87,9 @@ def make_program(
         return evaluation_step(params, batch, *known, model=model), votes.any()
 
     def init(key: jax.Array) -> TrainState:
-        empty = {key: jnp.zeros(x.shape, x.dtype) for key, x in _row(batch).items()}
+        # Of all rows: a kernel that each device runs on its own takes no single one.
+        # The forward pass has no effect, and the compiler drops it.
+        empty = {name: jnp.zeros(x.shape, x.dtype) for name, x in batch.items()}
         return init_state(key, empty, model, optimizer)
 
     return Program(

@@ -100,7 +100,7 @@ def check_mesh(
         raise InputError(
             f"train.batch_size is {rows}, not a multiple of the {holders} devices that"
             f" share its rows (mesh.data * mesh.fsdp) times train.accumulation, which"
-            f" is {parts}; of {holders * parts} it is, such as"
+            f" is {parts}; a multiple of {holders * parts} would do, such as"
             f" {_near(rows, holders * parts)}"
         )
 

@@ -1,5 +1,6 @@
 """The sinks: where records of a run go; a file, TensorBoard, the terminal."""
 
+import errno
 import json
 import os
 import socket
@@ -119,12 +120,18 @@ class JsonLines:
         """
         path = workdir / FILE
         cut_back(path, start)
-        self._file = path.open("a")
+        # Without a buffer, closing has nothing left to write that could fail again.
+        self._file = path.open("ab", buffering=0)
 
     def write(self, record: Record) -> None:
-        """Writes a line through."""
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
+        """Writes a line through.
+
+        Raises:
+            OSError: it cannot be written, or not all of it; a next start cuts it off.
+        """
+        line = (json.dumps(record) + "\n").encode()
+        if self._file.write(line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def close(self) -> None:
         """Closes the file."""
@@ -177,8 +184,15 @@ class Events:
             raise OSError(error.error_code, error.message) from error
 
     def close(self) -> None:
-        """Closes the file."""
-        self._writer.close()
+        """Closes the file.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        try:
+            self._writer.close()
+        except self._error as error:
+            raise OSError(error.error_code, error.message) from error
 
 
 class Terminal:
