@@ -19,6 +19,7 @@ set -m
 stopped=     # the last signal that came
 interrupted= # one came during a wait
 child=       # the process that runs, if any
+passed=      # one has been passed on to it
 
 say() { echo "${0##*/}: $*" >&2; }
 
@@ -59,7 +60,9 @@ lost() { [[ $1 == 69 || $1 == 253 ]] || ((128 < $1 && $1 <= 192 && $1 != 130)); 
 
 on_signal() {
   stopped=$1 interrupted=1
-  [[ -z $child ]] || pass_on "$1" "$child"
+  [[ -n $child ]] || return 0
+  passed=1
+  pass_on "$1" "$child"
 }
 trap 'on_signal TERM' TERM HUP
 trap 'on_signal INT' INT
@@ -67,9 +70,11 @@ trap 'on_signal INT' INT
 # start COMMAND...: runs it to its end and returns its code, whatever signals come.
 start() {
   local code
+  passed=
   "$@" </dev/null &
   child=$!
-  [[ -z $stopped ]] || pass_on "$stopped" "$child" # it came before there was a child
+  # One that came before there was a child; a second SIGINT would end it unsaved.
+  [[ -z $stopped || -n $passed ]] || pass_on "$stopped" "$child"
   while :; do
     interrupted=
     wait "$child"

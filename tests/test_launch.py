@@ -342,6 +342,29 @@ def test_a_signal_reaches_the_command_once(
     assert runs.wait(process, seconds=60) == runs.Exit(75, f"{got.name}\n", "")
 
 
+def test_a_signal_at_any_moment_of_a_start_is_passed_on_once(tmp_path: Path) -> None:
+    """It comes before the first, the second, ... command of the script."""
+    (tmp_path / "launch").symlink_to(LAUNCH)
+    script = """
+    source launch/restart.sh
+    pass_on() { echo "$1" >>"passed$moment"; kill -s "$1" -- "$2"; }
+    set -T # functions have the trap too
+    for moment in {1..9}; do
+      stopped='' count=0
+      trap '((BASHPID != $$ || ++count != moment)) || kill -s TERM $$' DEBUG
+      start sleep 60
+      echo $?
+      trap - DEBUG
+    done
+    """
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.split() == ["143"] * 9, done.stderr
+    passed = [(tmp_path / f"passed{moment}").read_text() for moment in range(1, 10)]
+    assert passed == ["TERM\n"] * 9
+
+
 def test_a_signal_between_two_starts_ends_the_wait(tmp_path: Path) -> None:
     write_plan(tmp_path, "exit 75", "exit 0")
     command = write_tool(tmp_path, "command", PLANNED)
