@@ -10,6 +10,7 @@
 #              the pods as MOUNT (default /shared)
 #   CHIPS      chips of a host (default 4); SPOT=1 asks for Spot nodes
 #   RESTARTS   of the whole job after lost processes (default 20)
+#   RETRIES, PAUSE   those of restart.sh, which runs in each pod
 #
 # Needs kubectl with the cluster's credentials, JobSet 0.6 or newer in the cluster, and
 # envsubst (package gettext). To end the run: kubectl delete jobset NAME
@@ -30,11 +31,18 @@ done
 command -v envsubst >/dev/null || fail "envsubst is missing: install gettext"
 
 export CHIPS=${CHIPS:-4} MOUNT=${MOUNT:-/shared} RESTARTS=${RESTARTS:-20}
+[[ $TOPOLOGY =~ ^[1-9][0-9]*(x[1-9][0-9]*)+$ ]] ||
+  fail "TOPOLOGY=$TOPOLOGY is none: it counts the slice's chips, as in 4x8 or 2x2x4"
+[[ $CHIPS =~ ^[1-9][0-9]*$ ]] ||
+  fail "CHIPS=$CHIPS is no number of chips: a host has 1, 4 or 8"
 chips=$((${TOPOLOGY//x/ * }))
 export HOSTS=$((chips / CHIPS))
 ((HOSTS * CHIPS == chips)) ||
   fail "TOPOLOGY=$TOPOLOGY has $chips chips, which CHIPS=$CHIPS a host does not divide"
-export SPOT_SELECTOR=${SPOT:+'cloud.google.com/gke-spot: "true"'}
+export SPOT_SELECTOR=
+[[ ${SPOT:-0} != 1 ]] || SPOT_SELECTOR='cloud.google.com/gke-spot: "true"'
+# Where they are empty, restart.sh has its own.
+export RETRIES=${RETRIES:-} PAUSE=${PAUSE:-}
 
 # As YAML strings in single quotes, in which only that quote is special.
 ((HOSTS == 1)) || set -- --distributed "$@"
@@ -47,7 +55,7 @@ export ARGUMENTS=$arguments
 
 # shellcheck disable=SC2016
 manifest=$(envsubst '$NAME $RESTARTS $HOSTS $ACCELERATOR $TOPOLOGY $SPOT_SELECTOR
-  $IMAGE $ARGUMENTS $CHIPS $MOUNT $VOLUME' <"$(dirname "$0")/gke_jobset.yaml")
+  $IMAGE $ARGUMENTS $RETRIES $PAUSE $CHIPS $MOUNT $VOLUME' <"$(dirname "$0")/gke_jobset.yaml")
 
 if [[ -n $dry ]]; then
   echo "$manifest"

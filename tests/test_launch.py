@@ -245,6 +245,9 @@ def test_the_command_for_the_hosts_survives_its_quoting(tmp_path: Path) -> None:
         ("tpu_vm.sh", [], TPU, "no task given"),
         ("gke.sh", ARGUMENTS, {**GKE, "IMAGE": ""}, "IMAGE is not set"),
         ("gke.sh", ARGUMENTS, {**GKE, "TOPOLOGY": "3x3"}, "9 chips, which CHIPS=4"),
+        ("gke.sh", ARGUMENTS, {**GKE, "TOPOLOGY": "4x"}, "TOPOLOGY=4x is none"),
+        ("gke.sh", ARGUMENTS, {**GKE, "TOPOLOGY": "4 x 8"}, "TOPOLOGY=4 x 8 is none"),
+        ("gke.sh", ARGUMENTS, {**GKE, "CHIPS": "0"}, "CHIPS=0 is no number"),
     ],
 )
 def test_what_is_missing_is_named(
@@ -562,7 +565,8 @@ needs_envsubst = pytest.mark.skipif(
 @needs_envsubst
 def test_the_manifest_of_a_slice(tmp_path: Path) -> None:
     quoted = "--config.data.corpus='a', \"b\" ${HOME} $NAME: #"
-    lines = dry_run(tmp_path, "gke.sh", *ARGUMENTS, quoted, SPOT="1", **GKE)
+    more = {"SPOT": "1", "RETRIES": "7", "PAUSE": "9"}
+    lines = dry_run(tmp_path, "gke.sh", *ARGUMENTS, quoted, **more, **GKE)
     assert lines[-1] == "# kubectl apply --filename=-"
     manifest = yaml.safe_load("\n".join(lines))
     assert manifest["kind"] == "JobSet"
@@ -599,6 +603,10 @@ def test_the_manifest_of_a_slice(tmp_path: Path) -> None:
     assert container["image"] == "registry/image:1"
     assert container["command"][0] == "launch/restart.sh"
     assert container["args"] == ["--distributed", *ARGUMENTS, quoted]
+    assert container["env"] == [
+        {"name": "RETRIES", "value": "7"},
+        {"name": "PAUSE", "value": "9"},
+    ]
     assert container["resources"]["limits"] == {"google.com/tpu": 4}
     assert container["volumeMounts"] == [{"name": "shared", "mountPath": "/shared"}]
     claim = pod["volumes"][0]["persistentVolumeClaim"]
@@ -607,9 +615,8 @@ def test_the_manifest_of_a_slice(tmp_path: Path) -> None:
 
 @needs_envsubst
 def test_the_manifest_of_a_host(tmp_path: Path) -> None:
-    lines = dry_run(
-        tmp_path, "gke.sh", *ARGUMENTS, **{**GKE, "TOPOLOGY": "2x2", "MOUNT": "/mnt"}
-    )
+    more = {"TOPOLOGY": "2x2", "MOUNT": "/mnt", "SPOT": "0"}
+    lines = dry_run(tmp_path, "gke.sh", *ARGUMENTS, **{**GKE, **more})
     (job,) = yaml.safe_load("\n".join(lines))["spec"]["replicatedJobs"]
     assert job["template"]["spec"]["completions"] == 1
     pod = job["template"]["spec"]["template"]["spec"]
