@@ -4,11 +4,12 @@
 #   export NAME=spanbert ZONE=us-central2-b ACCELERATOR=v4-32 RUNTIME=tpu-ubuntu2204-base
 #   launch/tpu_vm.sh [--dry-run] up --config=configs/large.py --workdir=/shared/run ...
 #
-#   create    waits for the slice and installs the repository's HEAD on all its hosts
+#   create    waits for the slice, stops what runs there and installs the repository's
+#             HEAD on all its hosts
 #   run ...   stops what runs there, then trains, once
 #   delete    gives the slice back
 #   up ...    all of it as often as the policy of restart.sh says; then deletes the
-#             slice, but leaves it after a signal
+#             slice, but leaves it after a signal and when it gives up with 69
 #
 #   SPOT=1    asks for a Spot slice
 #   SETUP     a command that each host runs before the installation, such as the mount
@@ -30,16 +31,29 @@ for variable in NAME ZONE ACCELERATOR RUNTIME; do
   [[ -n ${!variable:-} ]] || { say "$variable is not set; see the head of $0" && exit 2; }
 done
 
-# A process outlives an ssh that breaks: the lock keeps a second one from the chips.
-train_there="cd spanbert_jax && exec flock --timeout=300 --conflict-exit-code=69 lock \
+# A process outlives an ssh that breaks: the lock keeps a second one from the chips, and
+# the installation from its files.
+lock="flock --conflict-exit-code=69"
+kill_there="pkill -TERM -f '^[^ ]*python -m spanbert_jax.main'"
+stop_there="mkdir -p spanbert_jax; $kill_there; \
+$lock --timeout=300 spanbert_jax/lock true"
+# After a signal nothing of this call may start on a host, also not from an ssh that is
+# still on its way. One that has looked at the mark already is there a second later.
+mark=$(uname -n)-$$-$(date +%s)
+look_there="{ ! grep -qsxF $mark spanbert_jax/stopped || exit 75; }"
+train_there="$look_there && cd spanbert_jax && exec $lock --nonblock lock \
 $(show .venv/bin/python -m spanbert_jax.main --distributed "$@")"
-stop_there="pkill -TERM -f '^[^ ]*python -m spanbert_jax.main'"
-install_there="rm -rf spanbert_jax/spanbert_jax && mkdir -p spanbert_jax \
+end_there="mkdir -p spanbert_jax; echo $mark >spanbert_jax/stopped; \
+{ $kill_there || { sleep 1; $kill_there; }; } && echo stopping || true"
+install_there="$look_there && rm -rf spanbert_jax/spanbert_jax && mkdir -p spanbert_jax \
 && tar -xzf spanbert_jax.tar.gz -C spanbert_jax && { ${SETUP:-true}; } \
 && cd spanbert_jax && export PIP_BREAK_SYSTEM_PACKAGES=1 \
 && python3 -m pip install --user --quiet uv \
 && python3 -m uv venv --quiet --allow-existing --python=3.12 .venv \
 && python3 -m uv pip install --quiet -r requirements.txt 'jax[tpu]'"
+
+spot=()
+[[ ${SPOT:-0} != 1 ]] || spot=(--spot)
 
 step() { if [[ -n $dry ]]; then show "$@"; else "$@"; fi; }
 
@@ -65,7 +79,7 @@ state() {
 request() {
   step gcloud compute tpus queued-resources create "$NAME" --node-id="$NAME" \
     --zone="$ZONE" --accelerator-type="$ACCELERATOR" --runtime-version="$RUNTIME" \
-    ${SPOT:+--spot}
+    ${spot[@]+"${spot[@]}"}
 }
 
 delete() {
@@ -75,7 +89,13 @@ delete() {
 create() {
   local state
   [[ -z $dry ]] || { request && return; }
-  while state=$(state); do
+  while :; do
+    # An outage here says nothing about the slice, so it is no attempt either.
+    if ! state=$(state); then
+      say "gcloud fails: looking again in ${POLL:-60} s"
+      sleep "${POLL:-60}"
+      continue
+    fi
     case $state in
     ACTIVE/READY | /READY) return 0 ;;
     /) request || return 69 ;;
@@ -85,23 +105,21 @@ create() {
     *) say "the slice is $state: a new one" && delete || return 69 ;;
     esac
   done
-  return 69
 }
+
+stop() { on_hosts all "$stop_there"; }
 
 install() {
   step gcloud compute tpus tpu-vm scp "$archive" "$NAME:spanbert_jax.tar.gz" \
     --zone="$ZONE" --worker=all && on_hosts all "$install_there"
 }
 
-train() {
-  on_hosts all "$stop_there"
-  on_hosts all "$train_there"
-}
+train() { on_hosts all "$train_there"; }
 
 attempt() {
   local code
   create || return
-  install && train
+  stop && install && train
   code=$?
   [[ $code != 0 && -z $dry ]] || return "$code"
   [[ $(state) =~ ^(ACTIVE)?/READY$ ]] || return 75
@@ -110,7 +128,14 @@ attempt() {
   return "$code"
 }
 
-pass_on() { on_hosts all "$stop_there" || kill -s TERM -- "-$2"; }
+# Where the hosts train, they save and end the command here; else it is ended here.
+pass_on() {
+  local answers
+  # A second signal must not take the ssh from the first.
+  answers=$(trap '' INT TERM HUP && on_hosts all "$end_there") ||
+    say "not every host could be told to stop"
+  [[ $answers == *stopping* ]] || kill -s TERM -- "-$2"
+}
 
 list_checkpoints() {
   on_hosts 0 "cd spanbert_jax && ls $(show "$(workdir_of "${arguments[@]}")/checkpoints")"
@@ -120,8 +145,8 @@ archive=${TMPDIR:-/tmp}/$NAME.tar.gz
 pack() { step git archive --format=tar.gz --output="$archive" HEAD; }
 
 case $task in
-create) pack && start eval 'create && install' ;;
-run) start train ;;
+create) pack && start eval 'create && stop && install' ;;
+run) start eval 'stop && train' ;;
 delete) delete ;;
 up)
   pack || exit
@@ -129,6 +154,9 @@ up)
   code=$?
   if [[ -n $stopped ]]; then
     say "stopped; the slice is still there: launch/tpu_vm.sh delete"
+  elif [[ $code == 69 ]]; then
+    # Perhaps it is the network here that fails, and all is well there.
+    say "gave up; if there is a slice, it is still there: launch/tpu_vm.sh delete"
   else
     delete || code=69
   fi
