@@ -20,13 +20,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-# Slices that can be ordered, from 8 to 256 chips.
+# Slices of 8, 32, 64 and 256 chips that can be ordered.
 _SLICES = (
     *("v5e:2x4", "v6e:2x4", "v4:2x2x2", "v5p:2x2x2"),
-    *("v5e:4x4", "v6e:4x4", "v4:2x2x4", "v5p:2x2x4"),
     *("v5e:4x8", "v6e:4x8", "v4:2x4x4", "v5p:2x4x4"),
     *("v5e:8x8", "v6e:8x8", "v4:4x4x4", "v5p:4x4x4"),
-    *("v5e:8x16", "v6e:8x16", "v4:4x4x8", "v5p:4x4x8"),
     *("v5e:16x16", "v6e:16x16", "v4:4x8x8", "v5p:4x8x8"),
 )
 # So that a chip of the largest slices has more than a row to work on.
