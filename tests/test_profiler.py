@@ -187,3 +187,18 @@ def test_a_trace_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> No
     with pytest.raises(StorageError, match=r"--profile: .*profile"):
         profiler.after(1)
     profiler.close()
+
+
+def test_what_a_killed_process_left_is_not_taken_for_the_trace(tmp_path: Path) -> None:
+    left = tmp_path / ".process-0" / "plugins" / "profile" / "steps-from-1"
+    left.mkdir(parents=True)
+    # The last to be published, were it published.
+    (left / "zzz.xplane.pb").write_bytes(b"half a trace")
+    profiler = Profiler(tmp_path, range(1, 2), 0, 5, print)
+    profiler.before(1)
+    assert not (left / "zzz.xplane.pb").exists()
+    jax.block_until_ready(jax.jit(lambda x: x + 1)(jax.numpy.zeros(3)))
+    profiler.after(1)
+    [file] = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert file.name == "process-0.xplane.pb"
+    assert list(jax.profiler.ProfileData.from_file(str(file)).planes)

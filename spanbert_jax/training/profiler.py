@@ -99,8 +99,13 @@ class Profiler:
         return bool(self._steps) and step + 1 in (self._steps.start, self._steps.stop)
 
     def before(self, step: int) -> None:
-        """Begins the trace if a step is its first."""
+        """Begins the trace if a step is its first.
+
+        Raises:
+            StorageError: what a killed process left cannot be removed.
+        """
         if self._steps and step == self._steps.start:
+            self._sweep()
             options = jax.profiler.ProfileOptions()
             # Every Python call would slow the pipeline down and hide it in the trace.
             options.python_tracer_level = 0
@@ -146,6 +151,14 @@ class Profiler:
         for file in self._scratch().rglob("*.xplane.pb"):
             file.replace(session / f"process-{jax.process_index()}.xplane.pb")
         shutil.rmtree(self._scratch())
+
+    def _sweep(self) -> None:
+        """Removes what a process that was killed while it traced has left."""
+        try:
+            if self._scratch().exists():
+                shutil.rmtree(self._scratch())
+        except OSError as error:
+            raise StorageError(f"--profile: {self._directory}: {error}") from error
 
     def _scratch(self) -> Path:
         return self._directory / f".process-{jax.process_index()}"
