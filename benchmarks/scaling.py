@@ -4,12 +4,9 @@ python benchmarks/scaling.py --results=scaling.jsonl
 
 Each slice is compiled by spanbert_jax.dryrun in a process of its own, minutes each;
 libtpu must be installed. The batch is shared by all chips (mesh.data=-1), in as few
-microbatches as fit. What is in the file of results is not compiled again.
+microbatches as fit. What is in the file of results, for the same config by name, is not
+compiled again.
 """
-
-from common import prepare_process
-
-prepare_process()
 
 import argparse
 import json
@@ -51,35 +48,63 @@ def dry_run(arguments: Sequence[str]) -> Record:
 
 
 def forecast(arguments: Sequence[str]) -> Record:
-    """The forecast with the fewest microbatches that fit."""
-    parts = 1
+    """The forecast with the fewest microbatches that fit; if none, the last tried."""
+
+    def attempt(parts: int, *asks: str) -> Record:
+        return dry_run([*arguments, f"--config.train.accumulation={parts}", *asks])
+
     # A guess first, for it takes seconds; then the compiler, until it agrees.
-    for asks in (["--nocompile"], []):
-        while True:
-            accumulation = f"--config.train.accumulation={parts}"
-            record = dry_run([*arguments, accumulation, *asks])
-            more = _ACCUMULATION.search(" ".join(record["remedies"]))
-            if record["fits"] or more is None:
-                break
-            parts = int(more[1])
+    parts = 1
+    while more := _advised(attempt(parts, "--nocompile")):
+        parts = more
+    refused, record = 0, attempt(parts)
+    while more := _advised(record):
+        refused, record = record["accumulation"], attempt(more)
+    # The guess, or an advice, may have been too careful.
+    while record["fits"] and (fewer := _fewer(record)) > refused:
+        tried = attempt(fewer)
+        if not tried["fits"]:
+            break
+        record = tried
     return record
 
 
+def _advised(record: Record) -> int | None:
+    """The microbatches that a forecast asks for; None if it fits, or none would do."""
+    found = _ACCUMULATION.search(" ".join(record["remedies"]))
+    return int(found[1]) if found else None
+
+
+def _rows(record: Record) -> int:
+    """The rows of a chip in a step."""
+    mesh = record["mesh"]
+    return record["batch"]["rows"] // (mesh["data"] * mesh["fsdp"])
+
+
+def _fewer(record: Record) -> int:
+    """The next smaller number of microbatches that a chip's rows can be cut into."""
+    rows, now = _rows(record), record["accumulation"]
+    return max((parts for parts in range(1, now) if rows % parts == 0), default=0)
+
+
 def row(record: Record) -> str:
-    """A line of the table."""
-    mesh, batch, schedule = record["mesh"], record["batch"], record["schedule"]
-    parts = record["accumulation"]
-    share = batch["rows"] // (mesh["data"] * mesh["fsdp"] * parts)
-    sent = sum(traffic["sent"] for traffic in record["collectives"].values())
+    """A line of the table; what a program that is too large sends is not known."""
+    batch, schedule, parts = record["batch"], record["schedule"], record["accumulation"]
+    share = _rows(record) // parts
+    sent = sending = "-"
+    if record["collectives"] is not None:
+        total = sum(traffic["sent"] for traffic in record["collectives"].values())
+        sent = f"{total / 1e9:.2f}"
+        sending = f"{1e3 * record['communication_seconds']:.1f}"
     cells = (
         record["topology"],
         record["devices"],
         f"{batch['rows']:,}",
         f"{parts} x {share}" if parts > 1 else share,
         f"{record['memory']['total'] / 2**30:.1f} of {record['available'] / 2**30:.1f}",
-        f"{sent / 1e9:.2f}",
+        sent,
         f"{1e3 * schedule['step_seconds']:.1f}",
-        f"{1e3 * record['communication_seconds']:.1f}",
+        sending,
         f"{schedule['days']:.2f}",
         f"{schedule['chip_hours']:,.0f}",
     )
@@ -94,7 +119,7 @@ def main() -> None:
     arguments = parser.parse_args()
     lines = arguments.results.read_text() if arguments.results.exists() else ""
     records = [json.loads(line) for line in lines.splitlines()]
-    known = {(one["topology"], one["batch"]["rows"]): one for one in records}
+    known = {_key(one): one for one in records}
     print(_HEAD)
     for name in _SLICES:
         shared = [f"--config={arguments.config}", f"--topology={name}"]
@@ -103,11 +128,17 @@ def main() -> None:
         if size["devices"] >= _LARGE_SLICE:
             batches.append(_LARGE_BATCH)
         for rows in batches:
-            if (record := known.get((name, rows))) is None:
-                record = forecast([*shared, f"--config.train.batch_size={rows}"])
+            record = known.get((arguments.config, name, rows))
+            if record is None:
+                made = forecast([*shared, f"--config.train.batch_size={rows}"])
+                record = {"config": arguments.config, **made}
                 with arguments.results.open("a") as file:
                     file.write(json.dumps(record) + "\n")
             print(row(record), flush=True)
+
+
+def _key(record: Record) -> tuple[str, str, int]:
+    return record["config"], record["topology"], record["batch"]["rows"]
 
 
 if __name__ == "__main__":
