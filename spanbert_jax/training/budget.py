@@ -7,6 +7,7 @@ from ml_collections import ConfigDict
 
 from spanbert_jax.data.batch import BatchShape
 from spanbert_jax.model.spanbert import SpanBert
+from spanbert_jax.training.chips import Chip
 
 # What a layer keeps for its backward pass, as measured on what XLA makes for an H100
 # and a v5e in 16 bits: bytes for each number of the hidden state and, with "none", each
@@ -14,9 +15,12 @@ from spanbert_jax.model.spanbert import SpanBert
 # former more than twice theirs, for XLA keeps some in float32.
 _KEPT_PER_NUMBER = {"none": 80, "dots": 20, "full": 2}
 _KEPT_PER_PROBABILITY = 5
-# A slice with less than this share of its memory left is one that does not fit: XLA's
+# A program that takes more than this share of a device's memory does not fit: XLA's
 # figure and what runs differ by buffers of the runtime.
 _USABLE = 0.97
+# Of a GPU's memory, what jax can be told to take: the driver and the libraries of the
+# collectives and kernels need the rest.
+_LARGEST_SHARE = 0.9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +91,7 @@ def fits(memory: Memory, available: int) -> bool:
 
 
 def remedies(
-    config: ConfigDict, mesh: Mapping[str, int], memory: Memory, available: int
+    config: ConfigDict, mesh: Mapping[str, int], memory: Memory, chip: Chip
 ) -> Iterator[str]:
     """What to change so that an update fits, the cheapest first.
 
@@ -95,15 +99,23 @@ def remedies(
         config: all settings.
         mesh: devices along each axis.
         memory: what the update takes.
-        available: bytes of a device.
+        chip: of which each device has one.
 
     Yields:
         Sentences, each with a setting and a value.
     """
+    if chip.share < _LARGEST_SHARE and fits(
+        memory, int(chip.memory * _LARGEST_SHARE / chip.share)
+    ):
+        yield (
+            f"XLA_PYTHON_CLIENT_MEM_FRACTION={_LARGEST_SHARE} in the run's environment:"
+            f" jax takes {chip.share:.0%} of a GPU's memory unless it is told to take"
+            " more"
+        )
     gradients = memory.state // 3
-    if memory.state + gradients > available / 2 and mesh["data"] > 1:
-        yield from _shard(mesh, memory.state + gradients, available)
-    left = available * _USABLE - memory.state - 2 * gradients
+    if memory.state + gradients > chip.memory / 2:
+        yield from _shard(config, mesh, memory.state + gradients, chip.memory)
+    left = chip.memory * _USABLE - memory.state - 2 * gradients
     rows = config.train.batch_size // (mesh["data"] * mesh["fsdp"])
     now = config.train.accumulation
     for parts in range(now + 1, rows + 1):
@@ -119,23 +131,26 @@ def remedies(
             "--config.model.remat=full: only each layer's input is kept, for a third"
             " more FLOPs"
         )
-    if (
-        mesh["data"] * mesh["fsdp"] > 1
-        and config.model.num_heads % (2 * mesh["tensor"]) == 0
-    ):
-        yield (
-            f"--config.mesh.tensor={2 * mesh['tensor']} --config.mesh.data=-1: splits"
-            " each layer over twice the devices, and doubles the rows of each"
-        )
     yield "a slice of more chips, or of chips with more memory"
 
 
-def _shard(mesh: Mapping[str, int], need: int, available: int) -> Iterator[str]:
-    whole = mesh["data"] * mesh["fsdp"]
-    for size in range(mesh["fsdp"] + 1, whole + 1):
-        if whole % size == 0 and need * mesh["fsdp"] / size <= available / 4:
-            yield (
-                f"--config.mesh.fsdp={size} --config.mesh.data=-1: splits parameters"
-                f" and optimiser over {size} devices, now {mesh['fsdp']}"
-            )
-            return
+def _shard(
+    config: ConfigDict, mesh: Mapping[str, int], need: int, available: int
+) -> Iterator[str]:
+    """The fewest devices that make `need` small, else as many as can share it."""
+    now, whole = mesh["fsdp"], mesh["data"] * mesh["fsdp"]
+    sizes = [
+        size
+        for size in range(now + 1, whole + 1)
+        if whole % size == 0 and config.model.hidden_size % size == 0
+    ]
+    if not sizes:
+        return
+    small = (size for size in sizes if need * now / size <= available / 4)
+    size = next(small, sizes[-1])
+    # No more than one axis may be -1.
+    tensor = f" --config.mesh.tensor={mesh['tensor']}" * (config.mesh.tensor == -1)
+    yield (
+        f"--config.mesh.fsdp={size} --config.mesh.data=-1{tensor}: splits parameters"
+        f" and optimiser over {size} devices, now {now}"
+    )

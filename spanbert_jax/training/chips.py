@@ -1,4 +1,4 @@
-"""Chips: what one accelerator holds, computes and sends, by its maker's figures."""
+"""Chips: what one accelerator holds, computes and sends."""
 
 import dataclasses
 
@@ -13,6 +13,7 @@ class Chip:
         name: as in a topology, such as v5e.
         kinds: what jax calls it: `device_kind`, which differs between versions.
         memory: bytes that a program may use.
+        share: of the whole memory that these are.
         peak: FLOP/s of bfloat16 products that add up in float32, none skipped as zero.
         interconnect: bytes/s that it can send to its neighbours, over all links.
     """
@@ -22,6 +23,15 @@ class Chip:
     memory: int
     peak: float
     interconnect: float
+    share: float = 1.0
+
+
+# Of a GPU's memory, what jax takes unless XLA_PYTHON_CLIENT_MEM_FRACTION says another.
+_GPU_SHARE = 0.75
+
+
+def _gpu(name: str, kind: str, memory: float, peak: float, nvlink: float) -> Chip:
+    return Chip(name, (kind,), int(_GPU_SHARE * memory), peak, nvlink, _GPU_SHARE)
 
 
 _CHIPS = (
@@ -32,11 +42,11 @@ _CHIPS = (
     Chip("v5e", ("TPU v5 lite", "TPU v5e"), int(15.75 * _GIB), 197e12, 200e9),
     Chip("v5p", ("TPU v5", "TPU v5p"), int(95.73 * _GIB), 459e12, 600e9),
     Chip("v6e", ("TPU v6 lite", "TPU v6e"), int(31.24 * _GIB), 918e12, 400e9),
-    # Peak, memory and NVLink of the GPUs: NVIDIA's data sheets of the SXM boards. jax
-    # takes three quarters of a GPU's memory unless it is told to take more.
-    Chip("a100", ("NVIDIA A100-SXM4-80GB",), int(0.75 * 85.1e9), 312e12, 300e9),
-    Chip("h100", ("NVIDIA H100 80GB HBM3",), int(0.75 * 84.9e9), 989e12, 450e9),
-    Chip("h200", ("NVIDIA H200",), int(0.75 * 151.4e9), 989e12, 450e9),
+    # Peak and NVLink of the GPUs: NVIDIA's data sheets of the SXM boards; memory: what
+    # the driver says is there, which is less than the chips on the board hold.
+    _gpu("a100", "NVIDIA A100-SXM4-80GB", 85.1e9, 312e12, 300e9),
+    _gpu("h100", "NVIDIA H100 80GB HBM3", 84.9e9, 989e12, 450e9),
+    _gpu("h200", "NVIDIA H200", 150.1e9, 989e12, 450e9),
 )
 CHIPS = {chip.name: chip for chip in _CHIPS}
 

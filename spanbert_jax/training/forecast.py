@@ -8,6 +8,7 @@ from ml_collections import ConfigDict
 
 from spanbert_jax import settings
 from spanbert_jax.data.batch import BatchShape
+from spanbert_jax.errors import InputError
 from spanbert_jax.model.flops import step_flops
 from spanbert_jax.training.budget import Memory, estimate_memory, fits, remedies
 from spanbert_jax.training.chips import Chip
@@ -143,6 +144,12 @@ def make_forecast(
         plain = dataclasses.replace(model.geometry, attention="plain")
         laid_out = model.clone(geometry=plain)
     mesh = make_mesh(config, laid_out.geometry, devices[: topology.size])
+    if mesh.size != topology.size:
+        asked = " * ".join(f"mesh.{axis}={size}" for axis, size in mesh.shape.items())
+        raise InputError(
+            f"{asked} is {mesh.size} devices, but --topology={topology.name} has"
+            f" {topology.size}; set one of its axes to -1"
+        )
     shape = settings.batch_shape(config)
     program = make_program(config, laid_out, mesh, shape)
     if compiles:
@@ -184,7 +191,7 @@ def _assemble(
         fits=has_room,
         remedies=()
         if has_room is not False
-        else tuple(remedies(config, mesh, memory, chip.memory)),
+        else tuple(remedies(config, mesh, memory, chip)),
         flops=flops,
         collectives=reading and reading.traffic,
         unknown_loops=reading.unknown_loops if reading else 0,
