@@ -51,6 +51,10 @@ _JSON = flags.DEFINE_boolean("json", False, "Print one JSON object.")
 flags.mark_flags_as_required(["config", "topology"])
 
 _BERT_CASED = 28_996
+_NO_COMPILER = (
+    "compiler     not installed: pip install 'jax[cuda12]', best into an environment of"
+    " its own"
+)
 _GIB = 2**30
 
 
@@ -91,6 +95,8 @@ def main(argv: Sequence[str]) -> None:
         print(json.dumps(as_json(forecast)))
     else:
         print(*describe(forecast), sep="\n")
+        if _COMPILE.value and not forecast.compiled:
+            print(_NO_COMPILER)
 
 
 def _vocab_size(config: ConfigDict) -> int:

@@ -161,31 +161,68 @@ def test_what_is_wrong_is_one_sentence(arguments: list[str], says: str) -> None:
 
 
 NO_LIBTPU = importlib.util.find_spec("libtpu") is None
+NO_CUDA = all(
+    importlib.util.find_spec(f"jax_cuda{version}_plugin") is None
+    for version in (12, 13)
+)
 
 
 @pytest.mark.skipif(not NO_LIBTPU, reason="libtpu is installed")
 def test_without_the_tpus_compiler_a_sentence_says_how_to_get_it() -> None:
     done = command("--topology=v5e:2x4")
     assert done.code == 2
-    assert "pip install libtpu" in done.errors
+    assert "pip install 'jax[tpu]'" in done.errors
     assert done.errors.count("\n") == 1
 
 
-@pytest.mark.skipif(NO_LIBTPU, reason="libtpu is not installed")
-@pytest.mark.parametrize("topology", ["v5e:2x4", "v4:2x2x2"])
-def test_a_tpus_compiler_tells_memory_and_collectives(topology: str) -> None:
+@pytest.mark.skipif(not NO_CUDA, reason="jax's CUDA plugin is installed")
+@pytest.mark.parametrize(("asks", "told"), [((), True), (("--nocompile",), False)])
+def test_without_a_gpus_compiler_the_estimate_says_how_to_get_it(
+    asks: tuple[str, ...], told: bool
+) -> None:
+    done = command("--topology=gpu:h100x8", *asks)
+    assert (done.code, done.errors) == (0, "")
+    assert "by estimate: not compiled" in done.output
+    assert ("pip install 'jax[cuda12]'" in done.output) is told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "topology",
+    [
+        pytest.param(name, marks=pytest.mark.skipif(lacks, reason="no compiler"))
+        for name, lacks in (
+            ("v5e:2x4", NO_LIBTPU),
+            ("v4:2x2x2", NO_LIBTPU),
+            ("gpu:h100x8", NO_CUDA),
+        )
+    ],
+)
+def test_a_compiler_tells_memory_and_collectives(topology: str) -> None:
     config = toy.make_config(Path())
-    config.train.batch_size = 16
-    config.train.accumulation = 2
+    config.model.num_layers = 1
     config.mesh.fsdp = 4
-    done = command(f"--topology={topology}", "--json", config=config)
-    assert done.code == 0
-    record = json.loads(done.output)
-    assert record["devices"] == 8
-    assert record["fits"]
-    assert record["unknown_loops"] == 0
-    assert record["schedule"]["days"] > 0
-    # Both layers' kernels, forward, in two microbatches; a TPU gathers float32 or
-    # bfloat16.
-    kernels = 2 * (4 * 64 * 64 + 2 * 64 * 128)
-    assert record["collectives"]["all-gather"]["payload"] >= 2 * 2 * kernels
+    payloads = []
+    # The same microbatch, once and twice.
+    for parts in (1, 2):
+        config.train.batch_size = 8 * parts
+        config.train.accumulation = parts
+        done = command(f"--topology={topology}", "--json", config=config)
+        assert done.code == 0
+        record = json.loads(done.output)
+        assert record["compiled"]
+        assert record["devices"] == 8
+        assert record["fits"]
+        assert record["unknown_loops"] == 0
+        assert record["schedule"]["days"] > 0
+        traffic = record["collectives"]
+        reduced = sum(
+            traffic[kind]["payload"]
+            for kind in ("all-reduce", "reduce-scatter")
+            if kind in traffic
+        )
+        payloads.append((traffic["all-gather"]["payload"], reduced))
+    # Most of it is of microbatches, which gather the parameters and reduce the
+    # gradients; the lesser part is of the step.
+    for one, two in zip(*payloads, strict=True):
+        assert 1.5 * one < two < 2.5 * one

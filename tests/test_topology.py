@@ -81,7 +81,7 @@ def test_without_libtpu_a_sentence_says_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     _lacks(monkeypatch, "libtpu")
-    with pytest.raises(InputError, match="pip install libtpu"):
+    with pytest.raises(InputError, match=r"pip install 'jax\[tpu\]'"):
         can_compile(parse_topology("v5e:2x2"))
 
 

@@ -157,8 +157,9 @@ def can_compile(topology: Topology) -> bool:
     """
     if topology.platform == "tpu" and importlib.util.find_spec("libtpu") is None:
         raise InputError(
-            f"--topology={topology.name} takes the TPU compiler: pip install libtpu,"
-            " or estimate with --nocompile"
+            f"--topology={topology.name} takes the TPU compiler: pip install"
+            " 'jax[tpu]', best into an environment of its own, or estimate with"
+            " --nocompile"
         )
     return topology.platform != "gpu" or any(
         importlib.util.find_spec(f"jax_cuda{version}_plugin") is not None
