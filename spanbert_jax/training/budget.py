@@ -112,20 +112,11 @@ def remedies(
             f" jax takes {chip.share:.0%} of a GPU's memory unless it is told to take"
             " more"
         )
-    gradients = memory.state // 3
-    if memory.state + gradients > chip.memory / 2:
-        yield from _shard(config, mesh, memory.state + gradients, chip.memory)
-    left = chip.memory * _USABLE - memory.state - 2 * gradients
-    rows = config.train.batch_size // (mesh["data"] * mesh["fsdp"])
-    now = config.train.accumulation
-    for parts in range(now + 1, rows + 1):
-        # A microbatch's part of the temporaries shrinks with it, gradients do not.
-        if rows % parts == 0 and (memory.temporaries - gradients) * now / parts <= left:
-            yield (
-                f"--config.train.accumulation={parts}: {rows // parts} rows of a"
-                f" microbatch on a device, now {rows // now}"
-            )
-            break
+    # With the gradients, which are as large as the parameters, a third of the state.
+    lasting = memory.state + memory.state // 3
+    if lasting > chip.memory / 2:
+        yield from _shard(config, mesh, lasting, chip.memory)
+    yield from _cut(config, mesh, memory, chip.memory)
     if config.model.remat != "full":
         yield (
             "--config.model.remat=full: only each layer's input is kept, for a third"
@@ -154,3 +145,21 @@ def _shard(
         f"--config.mesh.fsdp={size} --config.mesh.data=-1{tensor}: splits parameters"
         f" and optimiser over {size} devices, now {now}"
     )
+
+
+def _cut(
+    config: ConfigDict, mesh: Mapping[str, int], memory: Memory, available: int
+) -> Iterator[str]:
+    """The fewest microbatches that leave enough room."""
+    gradients = memory.state // 3
+    left = available * _USABLE - memory.state - 2 * gradients
+    rows = config.train.batch_size // (mesh["data"] * mesh["fsdp"])
+    now = config.train.accumulation
+    for parts in range(now + 1, rows + 1):
+        # A microbatch's part of the temporaries shrinks with it, gradients do not.
+        if rows % parts == 0 and (memory.temporaries - gradients) * now / parts <= left:
+            yield (
+                f"--config.train.accumulation={parts}: {rows // parts} rows of a"
+                f" microbatch on a device, now {rows // now}"
+            )
+            return
