@@ -8,6 +8,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from jax._src.profiler import _profile_state as profiler_state
 from ml_collections import ConfigDict
 
 import runs
@@ -187,6 +188,8 @@ def test_a_trace_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> No
     with pytest.raises(StorageError, match=r"--profile: .*profile"):
         profiler.after(1)
     profiler.close()
+    # A run ends here; jax would keep the failed trace from being followed by another.
+    profiler_state.reset()
 
 
 def test_what_a_killed_process_left_is_not_taken_for_the_trace(tmp_path: Path) -> None:
