@@ -1,6 +1,7 @@
 """What can go wrong, each kind with the exit code that its process ends with."""
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
@@ -82,7 +83,14 @@ def run(main: Callable[[Sequence[str]], int | None]) -> None:
         if len(argv) > 1:
             fault = f"unknown argument {argv[1]!r}; flags begin with --"
             return report(InputError(fault))
-        return outcome(lambda: main(argv))
+        code = outcome(lambda: main(argv))
+        if code == STORAGE_FAILED:
+            # Threads of a save that failed wait for its other parts, and at its exit
+            # the interpreter would wait for them, for many minutes.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+        return code
 
     app.run(guarded, flags_parser=_parse_flags)
 

@@ -399,6 +399,18 @@ def test_a_non_finite_loss_is_one_sentence_and_exit_code_3(
     assert_failed(done, 3, r"\w+ is (nan|inf) at step \d+; ")
 
 
+@contextlib.contextmanager
+def mounted(arguments: list[str], directory: Path) -> Iterator[None]:
+    """A file system on a directory, for a while; skips where that is not permitted."""
+    mount = ["mount", *arguments]
+    if not shutil.which("mount") or subprocess.run(mount, check=False).returncode:
+        pytest.skip("mounting a file system is not permitted here")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(directory)], check=True)
+
+
 @pytest.fixture(scope="module")
 def full_disk(
     tmp_path_factory: pytest.TempPathFactory, config: ConfigDict
@@ -406,16 +418,11 @@ def full_disk(
     """A run whose disk ran full: its end, its directory, and a copy of that."""
     disk = tmp_path_factory.mktemp("disk")
     # Room for some of the checkpoints, which are all kept.
-    mount = ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(disk)]
-    if not shutil.which("mount") or subprocess.run(mount, check=False).returncode:
-        pytest.skip("mounting a file system is not permitted here")
-    try:
+    with mounted(["-t", "tmpfs", "-o", "size=6m", "tmpfs", str(disk)], disk):
         changed = config.copy_and_resolve_references()
         changed.checkpoint.keep = STEPS
         done = runs.wait(runs.launch(runs.command(changed, disk)))
         return done, disk, Path(shutil.copytree(disk, disk.with_name("copy")))
-    finally:
-        subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
 @pytest.mark.slow
@@ -439,3 +446,28 @@ def test_a_full_disk_is_one_sentence_and_exit_code_4(
 ) -> None:
     done, disk, _ = full_disk
     assert_failed(done, 4, f"a checkpoint could not be written to {disk}")
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_read_only_ends_a_run_at_its_save(
+    config: ConfigDict, unbroken: Path, tmp_path: Path
+) -> None:
+    """Of the storage alone: nothing that is there is touched, and the run can go on."""
+    workdir = tmp_path / "run"
+    first = config.copy_and_resolve_references()
+    first.train.stop_after = STEPS // 2
+    assert_done(runs.wait(runs.launch(runs.command(first, workdir))))
+    checkpoints = workdir / "checkpoints"
+    saved = runs.listing(checkpoints)
+    with mounted(["--bind", str(checkpoints), str(checkpoints)], checkpoints):
+        remount = ["mount", "-o", "remount,ro,bind", str(checkpoints)]
+        subprocess.run(remount, check=True)
+        done = runs.wait(runs.launch(runs.command(config, workdir)))
+    assert done.code == 4
+    assert_failed(done, 4, f"a checkpoint could not be written to {checkpoints}")
+    assert "Read-only file system" in done.errors
+    assert runs.listing(checkpoints) == saved
+    finished = runs.wait(runs.launch(runs.command(config, workdir)))
+    assert_done(finished)
+    assert f"resuming from step {STEPS // 2} " in finished.output
+    runs.assert_same_end(workdir, unbroken, STEPS)
