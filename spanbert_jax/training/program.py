@@ -23,9 +23,9 @@ from spanbert_jax.training.step import TrainState, init_state, train_step
 class Program(NamedTuple):
     """The functions of a run, on a mesh; to be called and traced within `sharding.on`.
 
-    Each takes votes, int32 [devices], one for each device, and returns beside its
-    result whether any of them is not 0. So all processes of a run learn at the same
-    step that one of them was told to stop.
+    The update and the look take votes, int32 [devices], one for each device, and return
+    beside their result whether any of them is not 0. So all processes of a run learn at
+    the same step that one of them was told to stop.
 
     Attributes:
         mesh: of the devices.
