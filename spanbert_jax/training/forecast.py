@@ -18,7 +18,7 @@ from spanbert_jax.training.compilation import (
     bytes_per_device,
     compile_update,
 )
-from spanbert_jax.training.program import Program, make_program
+from spanbert_jax.training.program import Program, count_parameters, make_program
 from spanbert_jax.training.sharding import make_mesh
 from spanbert_jax.training.topology import Topology, can_compile, make_devices
 
@@ -185,7 +185,7 @@ def _assemble(
         vocab_size=program.model.geometry.vocab_size,
         batch=settings.batch_shape(config),
         accumulation=config.train.accumulation,
-        parameters=_count(program),
+        parameters=count_parameters(program),
         memory=memory,
         available=chip and chip.memory,
         fits=has_room,
@@ -202,11 +202,3 @@ def _assemble(
         schedule=chip and schedule(flops, steps, size, chip, utilization),
         steps=steps,
     )
-
-
-def _count(program: Program) -> int:
-    """The model's parameters, without the padding of the vocabulary."""
-    geometry = program.model.geometry
-    padding = geometry.padded_vocab_size - geometry.vocab_size
-    total = sum(leaf.size for leaf in jax.tree.leaves(program.state.params))
-    return total - padding * geometry.hidden_size

@@ -35,7 +35,12 @@ from spanbert_jax.training.hosts import say
 from spanbert_jax.training.meter import Meter
 from spanbert_jax.training.metrics import Log
 from spanbert_jax.training.profiler import NO_STEPS, Profiler, check_steps
-from spanbert_jax.training.program import Program, cast_votes, make_program
+from spanbert_jax.training.program import (
+    Program,
+    cast_votes,
+    count_parameters,
+    make_program,
+)
 from spanbert_jax.training.sharding import local_rows, make_mesh, on, put_batch
 from spanbert_jax.training.sinks import FILE, evaluation_at
 from spanbert_jax.training.step import DeviceBatch, TrainState
@@ -310,10 +315,7 @@ def _introduce(
     log: Log, config: ConfigDict, program: Program, mix: Mix, corpora: Mixture
 ) -> None:
     """Says what is about to be trained."""
-    geometry, mesh = program.model.geometry, program.mesh
-    padding = geometry.padded_vocab_size - geometry.vocab_size
-    parameters = sum(leaf.size for leaf in jax.tree.leaves(program.state.params))
-    parameters -= padding * geometry.hidden_size
+    parameters, mesh = count_parameters(program), program.mesh
     kind = mesh.devices.flat[0].device_kind
     shape = ", ".join(f"{name} {size}" for name, size in mesh.shape.items())
     log.say(f"model: {parameters:,} parameters on {mesh.size} x {kind} ({shape})")

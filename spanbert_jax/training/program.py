@@ -144,6 +144,14 @@ def _abstract_state(
     return abstract(state, TrainState(whole, placed, moments))
 
 
+def count_parameters(program: Program) -> int:
+    """The numbers of the model, without the padding of the vocabulary."""
+    geometry = program.model.geometry
+    padding = geometry.padded_vocab_size - geometry.vocab_size
+    total = sum(leaf.size for leaf in jax.tree.leaves(program.state.params))
+    return total - padding * geometry.hidden_size
+
+
 def cast_votes(program: Program, stops: bool) -> jax.Array:
     """The vote of this process, one for each of its devices."""
     shape, sharding = program.votes.shape, program.votes.sharding
