@@ -78,8 +78,7 @@ def train(
     held_out = settings.mix(config, corpora, "valid")
     _check_rows(mix, held_out, config)
     _make_directory(workdir)
-    shape = mix.feeds[0].shape(config.train.batch_size)
-    program = make_program(config, model, mesh, shape)
+    program = make_program(config, model, mesh, settings.batch_shape(config))
 
     with contextlib.ExitStack() as stack:
         # ---- State: the newest checkpoint's, or new
