@@ -231,10 +231,11 @@ def validate(config: ConfigDict) -> None:
                 raise InputError(
                     f"{name} is {values[name]!r}; it must be {requirement}"
                 )
-    if (filling := [values[f"mesh.{axis}"] for axis in MESH_AXES]).count(-1) > 1:
+    sizes = [values[f"mesh.{axis}"] for axis in MESH_AXES]
+    if sizes.count(-1) > 1:
         raise InputError(
             "mesh.data, mesh.fsdp and mesh.tensor are"
-            f" {', '.join(map(str, filling))}; only one of them may be -1"
+            f" {', '.join(map(str, sizes))}; only one of them may be -1"
         )
     _check_attention(values)
     _not_above(values, "data.block_length", "model.max_positions")
