@@ -14,6 +14,12 @@ def get_config() -> ConfigDict:
     """All settings."""
     config = ConfigDict()
 
+    # Weights to start from, with a new schedule: a run or an export of this program, a
+    # Hugging Face BERT (directory or file), a reference SpanBERT (model.pt), a
+    # TensorFlow BERT checkpoint. "" = random ones.
+    config.init_from = ""
+    config.init_max_new = 0.05  # share of the encoder's tensors that it may lack
+
     config.train = train = ConfigDict()
     train.steps = 2_400_000  # optimiser updates; the schedule ends here
     train.stop_after = 0  # stop with a save after this step; 0 = at train.steps

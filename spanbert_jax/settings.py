@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from ml_collections import ConfigDict
 
+from configs import default
 from spanbert_jax.corpus import mixture, store
 from spanbert_jax.corpus.build import embedded_corpus
 from spanbert_jax.corpus.mixture import Mixture
@@ -125,6 +126,7 @@ _RULES: list[Rule] = [
     ),
     (
         (
+            "init_max_new",
             "data.tag_share",
             "data.mask_share",
             "data.random_share",
@@ -206,12 +208,27 @@ _RULES: list[Rule] = [
 
 
 def flatten(config: ConfigDict) -> dict[str, Any]:
-    """The settings by their dotted names."""
-    return {
-        f"{block}.{name}": value
-        for block, settings in config.items()
-        for name, value in settings.items()
-    }
+    """The settings by their dotted names; those in no block come first."""
+    values = {name: value for name, value in config.items() if not _is_block(value)}
+    for block, settings in config.items():
+        if _is_block(settings):
+            values |= {f"{block}.{name}": value for name, value in settings.items()}
+    return values
+
+
+def _is_block(value: Any) -> bool:
+    return isinstance(value, ConfigDict)
+
+
+def restored(values: Mapping[str, Any]) -> ConfigDict:
+    """The config of a run from what `flatten` made of it.
+
+    Settings that came later have their defaults; those that are no more are left out.
+    """
+    config = default.get_config()
+    known = flatten(config).keys() & values.keys()
+    config.update_from_flattened_dict({name: values[name] for name in known})
+    return config
 
 
 def validate(config: ConfigDict) -> None:

@@ -28,6 +28,7 @@ from spanbert_jax.corpus.build import BuildOptions, build
 from spanbert_jax.corpus.mixture import mix
 from spanbert_jax.corpus.runners import Local
 from spanbert_jax.corpus.store import Corpus
+from spanbert_jax.settings import flatten
 from spanbert_jax.training.hosts import Place
 from spanbert_jax.training.loop import train
 
@@ -149,11 +150,7 @@ def start(
 
 def command(config: ConfigDict, workdir: Path) -> list[str]:
     """The command line of a config that derives from configs/default.py."""
-    overrides = [
-        f"--config.{block}.{name}={value}"
-        for block, settings in config.items()
-        for name, value in settings.items()
-    ]
+    overrides = [f"--config.{name}={value}" for name, value in flatten(config).items()]
     return [
         *(sys.executable, "-m", "spanbert_jax.main", "--config=configs/default.py"),
         *(f"--workdir={workdir}", *overrides),

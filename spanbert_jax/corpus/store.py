@@ -18,7 +18,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -102,23 +102,7 @@ class Corpus:
         Raises:
             InputError: it is missing, or not the one that the corpus was made with.
         """
-        recorded = self.manifest["tokenizer"]
-        specials = {
-            role: entry["token"] for role, entry in recorded["special_tokens"].items()
-        }
-        path = self.directory / recorded["file"]
-        tokenizer = load_tokenizer(
-            path,
-            Specials(**specials),
-            Normalisation(**self.manifest["normalisation"]),
-            "data.corpus",
-        )
-        if tokenizer.sha256 != recorded["sha256"]:
-            raise InputError(
-                f"data.corpus: {path} was changed after the corpus was made: its sha256"
-                f" is {tokenizer.sha256}, not {recorded['sha256']}"
-            )
-        return tokenizer
+        return open_tokenizer(self.directory, self.manifest, "data.corpus")
 
     @functools.cached_property
     def unigram_counts(self) -> np.ndarray:
@@ -202,13 +186,18 @@ def token_dtype(vocab_size: int) -> np.dtype:
     return np.dtype(np.uint16 if vocab_size <= 2**16 else np.uint32)
 
 
-def describe_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Returns the manifest's entries about the tokenizer."""
+def describe_tokenizer(
+    tokenizer: Tokenizer, directory: str = TOKENIZER
+) -> dict[str, Any]:
+    """Returns the manifest's entries about the tokenizer, whose file is in a directory.
+
+    The directory is relative to that of the manifest.
+    """
     ids = zip(asdict(tokenizer.specials), tokenizer.special_ids, strict=True)
     return {
         "tokenizer": {
             "kind": tokenizer.kind,
-            "file": f"{TOKENIZER}/{tokenizer.file_name}",
+            "file": str(PurePosixPath(directory, tokenizer.file_name)),
             "sha256": tokenizer.sha256,
             "vocabulary_size": tokenizer.vocab_size,
             "special_tokens": {
@@ -217,6 +206,35 @@ def describe_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
         },
         "normalisation": asdict(tokenizer.normalisation),
     }
+
+
+def open_tokenizer(
+    directory: Path, content: Mapping[str, Any], setting: str
+) -> Tokenizer:
+    """Opens the tokenizer that `describe_tokenizer` described.
+
+    Args:
+        directory: that the file's path is relative to.
+        content: with the entries of the description.
+        setting: the flag or config key that named the directory, for error messages.
+
+    Raises:
+        InputError: the file is missing, or was changed since.
+    """
+    recorded = content["tokenizer"]
+    specials = {
+        role: entry["token"] for role, entry in recorded["special_tokens"].items()
+    }
+    path = directory / recorded["file"]
+    tokenizer = load_tokenizer(
+        path, Specials(**specials), Normalisation(**content["normalisation"]), setting
+    )
+    if tokenizer.sha256 != recorded["sha256"]:
+        raise InputError(
+            f"{setting}: {path} was changed since it was written: its sha256 is"
+            f" {tokenizer.sha256}, not {recorded['sha256']}"
+        )
+    return tokenizer
 
 
 @contextlib.contextmanager

@@ -25,6 +25,8 @@ _LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 # Where a machine has the text, and how it reads it: its own affair.
 _OF_A_PROCESS = ("data.corpus", "data.cache", "data.workers")
+# Below the work directory.
+DIRECTORY = "checkpoints"
 # Beyond all that an int32 can count.
 _MOST_STEPS = 2**31 - 1
 
@@ -144,13 +146,13 @@ def check_alike(record: Record, flags: dict[str, str]) -> None:
         raise InputError(fault)
 
 
-class _UnreadableError(Exception):
+class UnreadableError(Exception):
     """A step that cannot be read back."""
 
 
-def _first_line(error: Exception) -> str:
-    """What an error says; libraries add pages to it."""
-    if isinstance(error, _UnreadableError):
+def first_line(error: Exception) -> str:
+    """What an error of reading says; libraries add pages to it."""
+    if isinstance(error, UnreadableError):
         return str(error)
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
@@ -172,18 +174,38 @@ def _are_finite(state: TrainState) -> jax.Array:
     return jnp.array([jnp.isfinite(x).all() for x in jax.tree.leaves(state)]).all()
 
 
-def _checksums(state: TrainState) -> dict[str, int]:
-    sums = _named(jax.device_get(jax.jit(sum_bits)(state)))
+def _checksums(tree: Any) -> dict[str, int]:
+    sums = _named(jax.device_get(jax.jit(sum_bits)(tree)))
     return {name: int(total) for name, total in sums.items()}
 
 
-def _check_sums(state: TrainState, saved: dict[str, int]) -> None:
-    """Notices bytes that changed on disk: the storage reads them without complaint."""
-    for name, total in _checksums(state).items():
+def check_sums(tree: Any, saved: dict[str, int]) -> None:
+    """Notices bytes that changed on disk: the storage reads them without complaint.
+
+    Args:
+        tree: a state, or a part of one by the names that its arrays have there.
+        saved: the checksums that stand in the checkpoint.
+
+    Raises:
+        UnreadableError: one differs.
+    """
+    for name, total in _checksums(tree).items():
         if saved.get(name) != total:
-            raise _UnreadableError(
-                f"{name} has another checksum than when it was saved"
-            )
+            raise UnreadableError(f"{name} has another checksum than when it was saved")
+
+
+def read_record(directory: Path) -> tuple[Record, dict[str, int]]:
+    """The record of a step's directory as it was saved, and the arrays' checksums.
+
+    Raises:
+        UnreadableError: it was changed; the storage library raises what it likes.
+    """
+    saved = ocp.JsonCheckpointHandler().restore(
+        directory / "record", args=ocp.args.JsonRestore()
+    )
+    if saved.get("crc32") != _crc32(saved.get("run")):
+        raise UnreadableError("the record has another checksum than when saved")
+    return saved["run"], saved["arrays"]
 
 
 def _together(read: Callable[[], T]) -> T:
@@ -192,7 +214,7 @@ def _together(read: Callable[[], T]) -> T:
     Orbax's own restore does wait: a process that failed would leave the others hanging.
 
     Raises:
-        _UnreadableError: one of them failed; in all.
+        UnreadableError: one of them failed; in all.
     """
     found, fault = None, ""
     try:
@@ -200,9 +222,9 @@ def _together(read: Callable[[], T]) -> T:
     # A damaged step fails in as many ways as it has files. The caller names each to the
     # user, and goes on or gives up: nothing is hidden.
     except Exception as error:
-        fault = _first_line(error)
+        fault = first_line(error)
     if fault := hosts.first_fault(fault):
-        raise _UnreadableError(fault)
+        raise UnreadableError(fault)
     return found
 
 
@@ -223,7 +245,7 @@ class Checkpoints:
         Raises:
             StorageError: the directory cannot be made.
         """
-        self.directory = workdir.absolute() / "checkpoints"
+        self.directory = workdir.absolute() / DIRECTORY
         options = ocp.CheckpointManagerOptions(max_to_keep=keep)
         fault = ""
         try:
@@ -258,11 +280,13 @@ class Checkpoints:
         broken: dict[int, str] = {}
         while (step := self._newest(before=min(broken, default=_MOST_STEPS))) >= 0:
             try:
-                record, checksums = _together(lambda: self._read_record(step))
+                record, checksums = _together(
+                    lambda: read_record(self.directory / str(step))
+                )
                 check(record)
                 state = _together(lambda: self._read_state(step, like))
-                _check_sums(state, checksums)
-            except _UnreadableError as error:
+                check_sums(state, checksums)
+            except UnreadableError as error:
                 broken[step] = str(error)
                 continue
             self._set_aside(list(broken))
@@ -276,15 +300,6 @@ class Checkpoints:
         """The newest finished step before another, as the first process sees it; -1."""
         steps = [step for step in self._manager.all_steps() if step < before]
         return hosts.first_decides(max(steps, default=-1))
-
-    def _read_record(self, step: int) -> tuple[Record, dict[str, int]]:
-        """The record as it was saved, and the arrays' checksums."""
-        saved = ocp.JsonCheckpointHandler().restore(
-            self.directory / str(step) / "record", args=ocp.args.JsonRestore()
-        )
-        if saved.get("crc32") != _crc32(saved.get("run")):
-            raise _UnreadableError("the record has another checksum than when saved")
-        return saved["run"], saved["arrays"]
 
     def _read_state(self, step: int, like: TrainState) -> TrainState:
         return ocp.StandardCheckpointHandler().restore(
@@ -356,5 +371,5 @@ class Checkpoints:
     def _failure(self, error: Exception) -> StorageError:
         return StorageError(
             f"a checkpoint could not be written to {self.directory}"
-            f" ({_first_line(error)}); the ones before it are intact"
+            f" ({first_line(error)}); the ones before it are intact"
         )

@@ -15,6 +15,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from spanbert_jax import settings
+from spanbert_jax.corpus import origin
 from spanbert_jax.corpus.mixture import Mixture
 from spanbert_jax.data.mixing import Mix
 from spanbert_jax.data.pipeline import RowOrder, batches
@@ -94,6 +95,7 @@ def train(
         start, stop = int(state.step), config.train.stop_after or config.train.steps
         if hosts.is_first():
             settings.write(config, workdir / "config.json")
+            origin.write(origin.describe(corpora), workdir)
 
         # ---- Loop
         shares = functools.partial(_shares, mix, corpora, config.train.batch_size)

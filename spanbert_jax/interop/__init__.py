@@ -1,0 +1,1 @@
+"""Weights and tokenizers to and from other codebases."""
