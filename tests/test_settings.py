@@ -36,8 +36,7 @@ def config() -> ConfigDict:
 
 
 def put(config: ConfigDict, name: str, value: Any) -> None:
-    block, setting = name.split(".")
-    config[block][setting] = value
+    config.update_from_flattened_dict({name: value})
 
 
 def refusal(config: ConfigDict) -> str:
