@@ -65,7 +65,8 @@ def get_config() -> ConfigDict:
     data.random_tokens = "uniform"
     data.eval_seed = 1_000  # of the held-out masks, the same for every train.seed
     data.workers = 2  # batches made at a time; changes no batch
-    data.cache = ""  # directory for plans; "" = spanbert_jax in the user's cache
+    # Directory for plans and compiled programs; "" = spanbert_jax in the user's cache.
+    data.cache = ""
 
     config.eval = ConfigDict()
     config.eval.max_blocks = 0  # held-out blocks of a corpus, a seeded subset; 0 = all

@@ -1,5 +1,6 @@
 """Trains a config: python -m spanbert_jax.main --config=FILE --workdir=DIR."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from ml_collections import config_flags
 from spanbert_jax import settings
 from spanbert_jax.errors import InputError, run
 from spanbert_jax.training import hosts
+from spanbert_jax.training.compiled import keep_compiled
 from spanbert_jax.training.loop import train
 from spanbert_jax.training.profiler import parse_steps
 
@@ -58,6 +60,8 @@ flags.mark_flags_as_required(["config", "workdir"])
 
 def main(_: Sequence[str]) -> int:
     """Opens the corpora and trains."""
+    # What TensorFlow and XLA tell of themselves; warnings stay.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     config, profile = _CONFIG.value, parse_steps(_PROFILE.value)
     try:
         settings.validate(config)
@@ -65,6 +69,7 @@ def main(_: Sequence[str]) -> int:
     except OSError as error:
         raise InputError(f"--config: {error}") from error
     workdir = _workdir()
+    keep_compiled(settings.cache_directory(config))
 
     def work() -> int:
         return train(config, settings.open_corpora(config), workdir, profile)

@@ -340,7 +340,7 @@ def masking(config: ConfigDict) -> Masking:
 
 
 def cache_directory(config: ConfigDict) -> Path:
-    """Where plans and the embedded corpus are kept."""
+    """Where plans, the embedded corpus and compiled programs are kept."""
     if config.data.cache:
         return Path(config.data.cache)
     user_cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
