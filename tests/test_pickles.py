@@ -14,20 +14,20 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import torchfiles as tf
+import weightfiles as wf
 from spanbert_jax.errors import InputError
 from spanbert_jax.interop.pickles import read
 
-DTYPES = [np.dtype(name) for name in tf.STORAGES if name != "bfloat16"]
+DTYPES = [np.dtype(name) for name in wf.STORAGES if name != "bfloat16"]
 DTYPES.append(np.dtype(ml_dtypes.bfloat16))
 
 
 def make_archive(path: Path, item: bytes, storages: dict[str, np.ndarray]) -> None:
-    tf.write_archive(path, item, {k: v.tobytes() for k, v in storages.items()})
+    wf.write_archive(path, item, {k: v.tobytes() for k, v in storages.items()})
 
 
 def make_stream(path: Path, item: bytes, storages: dict[str, np.ndarray]) -> None:
-    tf.write_stream(path, item, {k: (v.size, v.tobytes()) for k, v in storages.items()})
+    wf.write_stream(path, item, {k: (v.size, v.tobytes()) for k, v in storages.items()})
 
 
 both = pytest.mark.parametrize("write", [make_archive, make_stream])
@@ -46,7 +46,7 @@ def random_array(generator: np.random.Generator, dtype: np.dtype) -> np.ndarray:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_dtype(tmp_path: Path, write: Write, dtype: np.dtype) -> None:
     array = random_array(np.random.default_rng(0), dtype)
-    write(tmp_path / "a.pt", tf.mapping({"a": tf.of_array("0", array)}), {"0": array})
+    write(tmp_path / "a.pt", wf.mapping({"a": wf.of_array("0", array)}), {"0": array})
     tensor = read(tmp_path / "a.pt")["a"]
     assert tensor.shape == array.shape
     found = tensor.read()
@@ -72,8 +72,8 @@ def test_any_view_of_a_shared_storage(tmp_path: Path, write: Write) -> None:
     views["scalar"] = base[1:2, 2, 3].reshape(())
     address = base.__array_interface__["data"][0]
     items = {
-        name: tf.tensor(
-            tf.storage("0", "float32", base.size),
+        name: wf.tensor(
+            wf.storage("0", "float32", base.size),
             view.shape,
             [stride // 4 for stride in view.strides],
             0
@@ -82,7 +82,7 @@ def test_any_view_of_a_shared_storage(tmp_path: Path, write: Write) -> None:
         )
         for name, view in views.items()
     }
-    write(tmp_path / "a.pt", tf.mapping(items), {"0": base})
+    write(tmp_path / "a.pt", wf.mapping(items), {"0": base})
     found = read(tmp_path / "a.pt")
     assert found.keys() == views.keys()
     assert any(0 in view.shape for view in views.values())
@@ -97,12 +97,12 @@ def test_any_view_of_a_shared_storage(tmp_path: Path, write: Write) -> None:
 def test_the_order_of_bytes(tmp_path: Path, dtype: np.dtype) -> None:
     array = random_array(np.random.default_rng(2), dtype).reshape(12, 5)
     words = array.view(f"u{dtype.itemsize}").byteswap()
-    item = tf.mapping({"a": tf.of_array("0", array)})
+    item = wf.mapping({"a": wf.of_array("0", array)})
     for order, stored in (("big", words), ("little", array)):
         others = {"byteorder": order.encode()}
-        tf.write_archive(tmp_path / "a.pt", item, {"0": stored.tobytes()}, others)
+        wf.write_archive(tmp_path / "a.pt", item, {"0": stored.tobytes()}, others)
         assert read(tmp_path / "a.pt")["a"].read().tobytes() == array.tobytes()
-    tf.write_archive(tmp_path / "a.pt", item, {}, {"byteorder": b"middle"})
+    wf.write_archive(tmp_path / "a.pt", item, {}, {"byteorder": b"middle"})
     with pytest.raises(InputError, match=r"a\.pt cannot be read"):
         read(tmp_path / "a.pt")
 
@@ -112,20 +112,20 @@ def test_names_are_dotted_through_dictionaries_and_lists(
     tmp_path: Path, write: Write
 ) -> None:
     arrays = {key: np.full(3, float(key), np.float32) for key in "0123"}
-    first, second, third, fourth = (tf.of_array(key, arrays[key]) for key in arrays)
+    first, second, third, fourth = (wf.of_array(key, arrays[key]) for key in arrays)
     # Put once, it is got by its number: one tensor by two names.
-    tied = tf.mapping({"x.y": second + b"q\x07", "twin": b"h\x07"})
-    item = tf.mapping(
+    tied = wf.mapping({"x.y": second + b"q\x07", "twin": b"h\x07"})
+    item = wf.mapping(
         {
-            "model": tf.call(tf.named("collections", "OrderedDict"))
+            "model": wf.call(wf.named("collections", "OrderedDict"))
             + b"q\x05"
             + b"("
-            + tf.text("a")
+            + wf.text("a")
             + first
             + b"u",
-            "again": tf.group(tf.number(1), tied),
-            "list": tf.listing(third, tf.mapping({"b": fourth})),
-            "epoch": tf.number(3),
+            "again": wf.group(wf.number(1), tied),
+            "list": wf.listing(third, wf.mapping({"b": fourth})),
+            "epoch": wf.number(3),
         }
     )
     write(tmp_path / "a.pt", item, arrays)
@@ -141,16 +141,16 @@ def test_names_are_dotted_through_dictionaries_and_lists(
 
 def test_a_dictionary_that_holds_itself(tmp_path: Path) -> None:
     array = np.ones(2, np.float32)
-    item = b"}q\x00(" + tf.text("me") + b"h\x00" + tf.text("a")
-    item += tf.of_array("0", array) + b"u"
+    item = b"}q\x00(" + wf.text("me") + b"h\x00" + wf.text("a")
+    item += wf.of_array("0", array) + b"u"
     make_archive(tmp_path / "a.pt", item, {"0": array})
     assert list(read(tmp_path / "a.pt")) == ["a"]
 
 
 def test_two_tensors_by_one_name_are_refused(tmp_path: Path) -> None:
     array = np.ones(2, np.float32)
-    inner = tf.mapping({"b": tf.of_array("0", array)})
-    item = tf.mapping({"a.b": tf.of_array("0", array), "a": inner})
+    inner = wf.mapping({"b": wf.of_array("0", array)})
+    item = wf.mapping({"a.b": wf.of_array("0", array), "a": inner})
     make_archive(tmp_path / "a.pt", item, {"0": array})
     with pytest.raises(InputError, match=r"^a\.pt holds two tensors .* a\.b$"):
         read(tmp_path / "a.pt")
@@ -159,35 +159,35 @@ def test_two_tensors_by_one_name_are_refused(tmp_path: Path) -> None:
 @both
 def test_parameters_and_subclasses(tmp_path: Path, write: Write) -> None:
     array = np.arange(4, dtype=np.float32)
-    hooks = tf.call(tf.named("collections", "OrderedDict"))
-    plain = tf.of_array("0", array)
-    state = tf.mapping({"tag": tf.text("x")})
-    parameter = tf.named("torch._utils", "_rebuild_parameter")
-    stateful = tf.named("torch._utils", "_rebuild_parameter_with_state")
-    typed = tf.named("torch._tensor", "_rebuild_from_type_v2")
-    rebuild = tf.named("torch._utils", "_rebuild_tensor_v2")
-    held = tf.storage("0", "float32", 4)
-    arguments = tf.group(
-        held, tf.number(0), tf.numbers([4]), tf.numbers([1]), b"\x89", hooks
+    hooks = wf.call(wf.named("collections", "OrderedDict"))
+    plain = wf.of_array("0", array)
+    state = wf.mapping({"tag": wf.text("x")})
+    parameter = wf.named("torch._utils", "_rebuild_parameter")
+    stateful = wf.named("torch._utils", "_rebuild_parameter_with_state")
+    typed = wf.named("torch._tensor", "_rebuild_from_type_v2")
+    rebuild = wf.named("torch._utils", "_rebuild_tensor_v2")
+    held = wf.storage("0", "float32", 4)
+    arguments = wf.group(
+        held, wf.number(0), wf.numbers([4]), wf.numbers([1]), b"\x89", hooks
     )
     items = {
-        "old": tf.call(
-            tf.named("torch._utils", "_rebuild_tensor"),
-            *(held, tf.number(0), tf.numbers([4]), tf.numbers([1])),
+        "old": wf.call(
+            wf.named("torch._utils", "_rebuild_tensor"),
+            *(held, wf.number(0), wf.numbers([4]), wf.numbers([1])),
         ),
-        "size": tf.call(
+        "size": wf.call(
             rebuild,
-            *(held, tf.number(0)),
-            tf.call(tf.named("torch", "Size"), tf.listing(tf.number(4))),
-            *(tf.numbers([1]), b"\x89", hooks),
+            *(held, wf.number(0)),
+            wf.call(wf.named("torch", "Size"), wf.listing(wf.number(4))),
+            *(wf.numbers([1]), b"\x89", hooks),
         ),
-        "parameter": tf.call(parameter, plain, b"\x88", hooks),
-        "stateful": tf.call(stateful, plain, b"\x88", hooks, state),
-        "typed": tf.call(
-            typed, rebuild, tf.named("my.module", "Weight"), arguments, state
+        "parameter": wf.call(parameter, plain, b"\x88", hooks),
+        "stateful": wf.call(stateful, plain, b"\x88", hooks, state),
+        "typed": wf.call(
+            typed, rebuild, wf.named("my.module", "Weight"), arguments, state
         ),
     }
-    write(tmp_path / "a.pt", tf.mapping(items), {"0": array})
+    write(tmp_path / "a.pt", wf.mapping(items), {"0": array})
     found = read(tmp_path / "a.pt")
     assert found.keys() == items.keys()
     for tensor in found.values():
@@ -195,38 +195,38 @@ def test_parameters_and_subclasses(tmp_path: Path, write: Write) -> None:
 
 
 STRANGERS = {
-    "namespace": tf.create(tf.named("argparse", "Namespace"))
-    + tf.mapping({"lr": tf.number(1)})
+    "namespace": wf.create(wf.named("argparse", "Namespace"))
+    + wf.mapping({"lr": wf.number(1)})
     + b"b",
-    "default": tf.call(tf.named("collections", "defaultdict"), tf.named("f", "g"))
+    "default": wf.call(wf.named("collections", "defaultdict"), wf.named("f", "g"))
     + b"("
-    + tf.text("a")
-    + tf.number(1)
+    + wf.text("a")
+    + wf.number(1)
     + b"u",
-    "item": tf.call(tf.named("collections", "defaultdict"))
-    + tf.text("a")
-    + tf.number(1)
+    "item": wf.call(wf.named("collections", "defaultdict"))
+    + wf.text("a")
+    + wf.number(1)
     + b"s",
-    "list": tf.create(tf.named("my", "List")) + b"(" + tf.number(1) + b"e",
-    "append": tf.create(tf.named("my", "List")) + tf.number(1) + b"a",
+    "list": wf.create(wf.named("my", "List")) + b"(" + wf.number(1) + b"e",
+    "append": wf.create(wf.named("my", "List")) + wf.number(1) + b"a",
     "set": b"\x80\x04"
-    + tf.create(tf.named("my", "Set"))
+    + wf.create(wf.named("my", "Set"))
     + b"("
-    + tf.number(1)
+    + wf.number(1)
     + b"\x90",
-    "options": tf.named("my", "Kind") + tf.group() + tf.mapping({"a": b"N"}) + b"\x92",
+    "options": wf.named("my", "Kind") + wf.group() + wf.mapping({"a": b"N"}) + b"\x92",
     "old class": b"(imy\nKind\n",
-    "object": b"(" + tf.named("my", "Kind") + tf.number(1) + b"o",
-    "function": tf.named("my.module", "function"),
-    "device": tf.call(tf.named("torch", "device"), tf.text("cuda:0")),
-    "dtype": tf.named("torch", "float32"),
-    "scalar": tf.call(
-        tf.named("numpy.core.multiarray", "scalar"),
-        tf.call(tf.named("numpy", "dtype"), tf.text("f8")),
-        tf.call(tf.named("_codecs", "encode"), tf.text("\xff"), tf.text("latin1")),
+    "object": b"(" + wf.named("my", "Kind") + wf.number(1) + b"o",
+    "function": wf.named("my.module", "function"),
+    "device": wf.call(wf.named("torch", "device"), wf.text("cuda:0")),
+    "dtype": wf.named("torch", "float32"),
+    "scalar": wf.call(
+        wf.named("numpy.core.multiarray", "scalar"),
+        wf.call(wf.named("numpy", "dtype"), wf.text("f8")),
+        wf.call(wf.named("_codecs", "encode"), wf.text("\xff"), wf.text("latin1")),
     ),
     "bytes of Python 2": b"U\x02\xff\xfe",
-    "module": tf.group(tf.text("module"), tf.named("my", "Net"), b"N", b"N") + b"Q",
+    "module": wf.group(wf.text("module"), wf.named("my", "Net"), b"N", b"N") + b"Q",
 }
 
 
@@ -236,8 +236,8 @@ def test_what_else_is_saved_is_passed_over(
     tmp_path: Path, write: Write, stranger: bytes
 ) -> None:
     array = np.arange(3, dtype=np.float32)
-    items = {"first": stranger, "a": tf.of_array("0", array), "last": stranger}
-    write(tmp_path / "a.pt", tf.mapping(items), {"0": array})
+    items = {"first": stranger, "a": wf.of_array("0", array), "last": stranger}
+    write(tmp_path / "a.pt", wf.mapping(items), {"0": array})
     (name,) = found = read(tmp_path / "a.pt")
     assert name == "a"
     np.testing.assert_array_equal(found["a"].read(), array)
@@ -248,8 +248,8 @@ def python(marker: Path) -> str:
 
 
 def system(module: str) -> Callable[[Path], bytes]:
-    return lambda marker: tf.call(
-        tf.named(module, "system"), tf.text(f"touch {marker}")
+    return lambda marker: wf.call(
+        wf.named(module, "system"), wf.text(f"touch {marker}")
     )
 
 
@@ -257,17 +257,17 @@ def system(module: str) -> Callable[[Path], bytes]:
 CALLS: dict[str, Callable[[Path], bytes]] = {
     "os.system": system("os"),
     "posix.system": system("posix"),
-    "builtins.exec": lambda marker: tf.call(
-        tf.named("builtins", "exec"), tf.text(python(marker))
+    "builtins.exec": lambda marker: wf.call(
+        wf.named("builtins", "exec"), wf.text(python(marker))
     ),
-    "builtins.eval": lambda marker: tf.call(
-        tf.named("__builtin__", "eval"), tf.text(python(marker))
+    "builtins.eval": lambda marker: wf.call(
+        wf.named("__builtin__", "eval"), wf.text(python(marker))
     ),
-    "builtins.open": lambda marker: tf.call(
-        tf.named("builtins", "open"), tf.text(str(marker)), tf.text("w")
+    "builtins.open": lambda marker: wf.call(
+        wf.named("builtins", "open"), wf.text(str(marker)), wf.text("w")
     ),
-    "subprocess.getoutput": lambda marker: tf.call(
-        tf.named("subprocess", "getoutput"), tf.text(f"touch {marker}")
+    "subprocess.getoutput": lambda marker: wf.call(
+        wf.named("subprocess", "getoutput"), wf.text(f"touch {marker}")
     ),
 }
 # These too, by ways that no list could know.
@@ -275,21 +275,21 @@ DETOURS: dict[str, Callable[[Path], bytes]] = {
     # Protocol 4 has names with dots.
     "a method": lambda marker: (
         b"\x80\x04"
-        + tf.call(
-            tf.named("pathlib", "Path.touch"),
-            tf.call(tf.named("pathlib", "PosixPath"), tf.text(str(marker))),
+        + wf.call(
+            wf.named("pathlib", "Path.touch"),
+            wf.call(wf.named("pathlib", "PosixPath"), wf.text(str(marker))),
         )
     ),
-    "a class": lambda marker: tf.call(
-        tf.named("logging", "FileHandler"), tf.text(str(marker))
+    "a class": lambda marker: wf.call(
+        wf.named("logging", "FileHandler"), wf.text(str(marker))
     ),
     "a new object": lambda marker: (
-        tf.create(tf.named("io", "FileIO"), tf.text(str(marker)), tf.text("w"))
+        wf.create(wf.named("io", "FileIO"), wf.text(str(marker)), wf.text("w"))
         + b"0"
-        + tf.call(tf.named("_io", "open"), tf.text(str(marker)), tf.text("w"))
+        + wf.call(wf.named("_io", "open"), wf.text(str(marker)), wf.text("w"))
     ),
     "an instance": lambda marker: (
-        b"(" + tf.text(str(marker)) + tf.text("w") + b"i_io\nFileIO\n"
+        b"(" + wf.text(str(marker)) + wf.text("w") + b"i_io\nFileIO\n"
     ),
 }
 
@@ -304,11 +304,11 @@ def test_nothing_that_a_pickle_calls_is_called(
     marker = tmp_path / "marker"
     array = np.ones(2, np.float32)
     hostile = call(marker)
-    pickle.loads(tf.whole(hostile))
+    pickle.loads(wf.whole(hostile))
     assert marker.exists()
     marker.unlink()
-    items = {"a": tf.of_array("0", array), "b": hostile}
-    for item in (hostile, tf.mapping(items)):
+    items = {"a": wf.of_array("0", array), "b": hostile}
+    for item in (hostile, wf.mapping(items)):
         write(tmp_path / "a.pt", item, {"0": array} if item != hostile else {})
         try:
             found = read(tmp_path / "a.pt")
@@ -333,7 +333,7 @@ def test_a_bomb_is_called_by_its_name(
 def test_no_module_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "strange_module.py").write_text(python(tmp_path / "marker"))
     monkeypatch.syspath_prepend(tmp_path)
-    item = tf.call(tf.named("strange_module", "Kind"))
+    item = wf.call(wf.named("strange_module", "Kind"))
     make_archive(tmp_path / "a.pt", item, {})
     assert read(tmp_path / "a.pt") == {}
     assert "strange_module" not in sys.modules
@@ -342,10 +342,10 @@ def test_no_module_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 # What follows the name on the stack would change what it names.
 SETS = {
-    "a dictionary": tf.mapping({"__call__": tf.named("a", "b")}) + b"b",
-    "slots": tf.group(b"N", tf.mapping({"__call__": tf.named("a", "b")})) + b"b",
-    "a class": tf.group(b"N", tf.mapping({"__class__": tf.named("a", "b")})) + b"b",
-    "a function": tf.group(b"N", tf.mapping({"_function": tf.named("a", "b")})) + b"b",
+    "a dictionary": wf.mapping({"__call__": wf.named("a", "b")}) + b"b",
+    "slots": wf.group(b"N", wf.mapping({"__call__": wf.named("a", "b")})) + b"b",
+    "a class": wf.group(b"N", wf.mapping({"__class__": wf.named("a", "b")})) + b"b",
+    "a function": wf.group(b"N", wf.mapping({"_function": wf.named("a", "b")})) + b"b",
 }
 
 
@@ -367,66 +367,66 @@ def test_a_pickle_changes_nothing_for_the_next(
     array = np.arange(3, dtype=np.float32)
     kinds = (collections.OrderedDict, argparse.Namespace, tuple)
     before = [dict(vars(kind)) for kind in kinds]
-    make_archive(tmp_path / "bad.pt", tf.named(*victim) + change, {})
+    make_archive(tmp_path / "bad.pt", wf.named(*victim) + change, {})
     try:
         assert read(tmp_path / "bad.pt") == {}
     except InputError as error:
         assert "bad.pt cannot be read" in str(error)  # noqa: PT017
     assert [dict(vars(kind)) for kind in kinds] == before
-    tf.save(tmp_path / "good.pt", {"a": array})
+    wf.save(tmp_path / "good.pt", {"a": array})
     np.testing.assert_array_equal(read(tmp_path / "good.pt")["a"].read(), array)
 
 
-FLOATS = tf.storage("0", "float32", 6)
+FLOATS = wf.storage("0", "float32", 6)
 BROKEN = {
-    "offset": (tf.tensor(FLOATS, [2], [1], 5), "needs 7 numbers of its .* has 6"),
-    "far": (tf.tensor(FLOATS, [1], [1], 2**62), "needs"),
-    "shape": (tf.tensor(FLOATS, [7], [1]), "needs 7"),
-    "strides": (tf.tensor(FLOATS, [2, 3], [4, 1]), "needs 7"),
-    "negative offset": (tf.tensor(FLOATS, [1], [1], -1), "has sizes"),
-    "negative stride": (tf.tensor(FLOATS, [2], [-1], 3), "has sizes"),
-    "negative size": (tf.tensor(FLOATS, [-2, -3], [1, 1]), "has sizes"),
-    "ranks": (tf.tensor(FLOATS, [2, 3], [1]), "shorter"),
-    "too many axes": (tf.tensor(FLOATS, [1] * 99, [1] * 99), ""),
-    "expanded": (tf.tensor(FLOATS, [2**40], [0]), "1099511627776 numbers in a file"),
-    "overflow": (tf.tensor(FLOATS, [2**62, 4, 0], [0, 0, 0]), ""),
+    "offset": (wf.tensor(FLOATS, [2], [1], 5), "needs 7 numbers of its .* has 6"),
+    "far": (wf.tensor(FLOATS, [1], [1], 2**62), "needs"),
+    "shape": (wf.tensor(FLOATS, [7], [1]), "needs 7"),
+    "strides": (wf.tensor(FLOATS, [2, 3], [4, 1]), "needs 7"),
+    "negative offset": (wf.tensor(FLOATS, [1], [1], -1), "has sizes"),
+    "negative stride": (wf.tensor(FLOATS, [2], [-1], 3), "has sizes"),
+    "negative size": (wf.tensor(FLOATS, [-2, -3], [1, 1]), "has sizes"),
+    "ranks": (wf.tensor(FLOATS, [2, 3], [1]), "shorter"),
+    "too many axes": (wf.tensor(FLOATS, [1] * 99, [1] * 99), ""),
+    "expanded": (wf.tensor(FLOATS, [2**40], [0]), "1099511627776 numbers in a file"),
+    "overflow": (wf.tensor(FLOATS, [2**62, 4, 0], [0, 0, 0]), ""),
     "fraction": (
-        tf.call(
-            tf.named("torch._utils", "_rebuild_tensor_v2"),
-            *(FLOATS, b"G\0\0\0\0\0\0\0\0", tf.numbers([1]), tf.numbers([1])),
+        wf.call(
+            wf.named("torch._utils", "_rebuild_tensor_v2"),
+            *(FLOATS, b"G\0\0\0\0\0\0\0\0", wf.numbers([1]), wf.numbers([1])),
         ),
         "has sizes",
     ),
-    "count": (tf.tensor(tf.storage("0", "float32", 7), [1], [1]), "needs 7"),
-    "type": (tf.tensor(tf.storage("0", "float64", 6), [1], [1]), "needs 6 .* has 3"),
-    "no storage": (tf.tensor(tf.storage("1", "float32", 1), [1], [1]), "lacks"),
+    "count": (wf.tensor(wf.storage("0", "float32", 7), [1], [1]), "needs 7"),
+    "type": (wf.tensor(wf.storage("0", "float64", 6), [1], [1]), "needs 6 .* has 3"),
+    "no storage": (wf.tensor(wf.storage("1", "float32", 1), [1], [1]), "lacks"),
     "two types": (
-        tf.mapping({"a": tf.tensor(tf.storage("0", "int32", 6), [1], [1])})[:-1]
-        + tf.text("b")
-        + tf.tensor(FLOATS, [1], [1])
+        wf.mapping({"a": wf.tensor(wf.storage("0", "int32", 6), [1], [1])})[:-1]
+        + wf.text("b")
+        + wf.tensor(FLOATS, [1], [1])
         + b"u",
         "two types",
     ),
     "a forged storage": (
-        tf.tensor(tf.group(tf.text("0"), tf.text("O"), tf.number(1)), [1], [1]),
+        wf.tensor(wf.group(wf.text("0"), wf.text("O"), wf.number(1)), [1], [1]),
         "lacks the storage",
     ),
     "objects": (
-        tf.group(*map(tf.text, ("storage", "O", "0", "cpu")), tf.number(1)) + b"Q",
+        wf.group(*map(wf.text, ("storage", "O", "0", "cpu")), wf.number(1)) + b"Q",
         "kind that is not read",
     ),
     "part of a storage": (
-        tf.group(
-            *(tf.text("storage"), tf.named("torch", "FloatStorage"), tf.text("0")),
-            *(tf.text("cpu"), tf.number(6), tf.group(tf.text("1"), b"K\0", b"K\1")),
+        wf.group(
+            *(wf.text("storage"), wf.named("torch", "FloatStorage"), wf.text("0")),
+            *(wf.text("cpu"), wf.number(6), wf.group(wf.text("1"), b"K\0", b"K\1")),
         )
         + b"Q",
         "parts of others",
     ),
-    "quantised": (tf.named("torch._utils", "_rebuild_qtensor"), "_rebuild_qtensor"),
+    "quantised": (wf.named("torch._utils", "_rebuild_qtensor"), "_rebuild_qtensor"),
     "persistent nonsense": (b"NQ", "cannot be read"),
     "a call of a placeholder's result": (
-        tf.call(tf.call(tf.named("builtins", "getattr"), b"N", tf.text("a"))),
+        wf.call(wf.call(wf.named("builtins", "getattr"), b"N", wf.text("a"))),
         "not callable",
     ),
     "an extension": (b"\x82\x01", "cannot be read"),
@@ -440,7 +440,7 @@ BROKEN = {
 @pytest.mark.parametrize(("item", "message"), BROKEN.values(), ids=BROKEN)
 def test_broken_and_hostile_pickles(tmp_path: Path, item: bytes, message: str) -> None:
     array = np.arange(6, dtype=np.float32)
-    make_archive(tmp_path / "a.pt", tf.mapping({"a": item}), {"0": array})
+    make_archive(tmp_path / "a.pt", wf.mapping({"a": item}), {"0": array})
     with pytest.raises(InputError, match=rf"^a\.pt .*{message}"):
         read_all(tmp_path / "a.pt")
 
@@ -448,7 +448,7 @@ def test_broken_and_hostile_pickles(tmp_path: Path, item: bytes, message: str) -
 @both
 def test_a_file_that_ends_too_soon_anywhere(tmp_path: Path, write: Write) -> None:
     array = np.arange(6, dtype=np.float32)
-    write(tmp_path / "a.pt", tf.mapping({"a": tf.of_array("0", array)}), {"0": array})
+    write(tmp_path / "a.pt", wf.mapping({"a": wf.of_array("0", array)}), {"0": array})
     whole = (tmp_path / "a.pt").read_bytes()
     assert list(read(tmp_path / "a.pt")) == ["a"]
     for length in range(len(whole)):
@@ -462,8 +462,8 @@ def test_random_damage_is_an_error_or_changes_numbers_only(
     tmp_path: Path, write: Write
 ) -> None:
     array = np.arange(6, dtype=np.float32)
-    items = {"a": tf.of_array("0", array)} | STRANGERS
-    write(tmp_path / "a.pt", tf.mapping(items), {"0": array})
+    items = {"a": wf.of_array("0", array)} | STRANGERS
+    write(tmp_path / "a.pt", wf.mapping(items), {"0": array})
     whole = (tmp_path / "a.pt").read_bytes()
     rng = random.Random(0)
     errors = 0
@@ -482,7 +482,7 @@ def test_random_damage_is_an_error_or_changes_numbers_only(
 
 def test_damaged_numbers_are_found_by_their_checksum(tmp_path: Path) -> None:
     array = np.arange(6, dtype=np.float32)
-    tf.save(tmp_path / "a.pt", {"a": array})
+    wf.save(tmp_path / "a.pt", {"a": array})
     whole = (tmp_path / "a.pt").read_bytes()
     place = whole.index(array.tobytes()) + 5
     (tmp_path / "a.pt").write_bytes(whole[:place] + b"\x40" + whole[place + 1 :])
@@ -497,7 +497,7 @@ def test_damaged_numbers_are_found_by_their_checksum(tmp_path: Path) -> None:
 
 def test_files_of_other_kinds_are_told_apart(tmp_path: Path) -> None:
     array = np.ones(2, np.float32)
-    item = tf.mapping({"a": tf.of_array("0", array)})
+    item = wf.mapping({"a": wf.of_array("0", array)})
     path = tmp_path / "a.pt"
 
     def refuses(message: str) -> None:
@@ -513,11 +513,11 @@ def test_files_of_other_kinds_are_told_apart(tmp_path: Path) -> None:
     refuses("is a pickle, but not one of PyTorch")
     path.write_bytes(b"\0" * 257 + b"ustar" + b"\0" * 250)
     refuses("tar archive")
-    tf.write_archive(path, item, {"0": array.tobytes()}, compression=8)
+    wf.write_archive(path, item, {"0": array.tobytes()}, compression=8)
     refuses("compressed")
-    tf.write_archive(path, item, {"0": array.tobytes()}, {"constants.pkl": b""})
+    wf.write_archive(path, item, {"0": array.tobytes()}, {"constants.pkl": b""})
     refuses("TorchScript")
-    tf.write_archive(path, item, {})
+    wf.write_archive(path, item, {})
     refuses("lacks its part archive/data/0")
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("word/document.xml", "x")
@@ -526,7 +526,7 @@ def test_files_of_other_kinds_are_told_apart(tmp_path: Path) -> None:
 
 def test_no_more_memory_than_what_is_asked_for(tmp_path: Path) -> None:
     large = np.zeros(1 << 23, np.float32)
-    tf.save(tmp_path / "a.pt", {"large": large, "small": np.ones(9, np.float32)})
+    wf.save(tmp_path / "a.pt", {"large": large, "small": np.ones(9, np.float32)})
     tracemalloc.start()
     try:
         arrays = read_all(tmp_path / "a.pt")

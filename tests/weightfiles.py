@@ -1,4 +1,4 @@
-"""PyTorch's files by hand: opcodes of pickles, and the two containers."""
+"""Files of weights: PyTorch's by hand, opcode for opcode, and TensorFlow's."""
 
 import struct
 import zipfile
@@ -119,6 +119,18 @@ def write_stream(
     ]
     parts += [struct.pack("<q", count) + data for count, data in storages.values()]
     path.write_bytes(b"".join(parts))
+
+
+def save_tensorflow(prefix: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes a checkpoint with exactly these names."""
+    import tensorflow as tf
+
+    tf.raw_ops.SaveV2(
+        prefix=str(prefix),
+        tensor_names=list(arrays),
+        shape_and_slices=[""] * len(arrays),
+        tensors=[tf.constant(array) for array in arrays.values()],
+    )
 
 
 def save(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
