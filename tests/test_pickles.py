@@ -16,6 +16,7 @@ import pytest
 
 import weightfiles as wf
 from spanbert_jax.errors import InputError
+from spanbert_jax.interop import pickles
 from spanbert_jax.interop.pickles import read
 
 DTYPES = [np.dtype(name) for name in wf.STORAGES if name != "bfloat16"]
@@ -340,6 +341,17 @@ def test_no_module_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert not (tmp_path / "marker").exists()
 
 
+def attributes() -> dict[str, dict[str, object]]:
+    """What classes and functions within a pickle's reach have."""
+    reach = [collections.OrderedDict, tuple, str]
+    reach += [
+        item
+        for item in vars(pickles).values()
+        if getattr(item, "__module__", None) == pickles.__name__
+    ]
+    return {item.__name__: dict(vars(item)) for item in reach}
+
+
 # What follows the name on the stack would change what it names.
 SETS = {
     "a dictionary": wf.mapping({"__call__": wf.named("a", "b")}) + b"b",
@@ -365,14 +377,13 @@ def test_a_pickle_changes_nothing_for_the_next(
     tmp_path: Path, victim: tuple[str, str], change: bytes
 ) -> None:
     array = np.arange(3, dtype=np.float32)
-    kinds = (collections.OrderedDict, argparse.Namespace, tuple)
-    before = [dict(vars(kind)) for kind in kinds]
+    before = attributes()
     make_archive(tmp_path / "bad.pt", wf.named(*victim) + change, {})
     try:
         assert read(tmp_path / "bad.pt") == {}
     except InputError as error:
         assert "bad.pt cannot be read" in str(error)  # noqa: PT017
-    assert [dict(vars(kind)) for kind in kinds] == before
+    assert attributes() == before
     wf.save(tmp_path / "good.pt", {"a": array})
     np.testing.assert_array_equal(read(tmp_path / "good.pt")["a"].read(), array)
 

@@ -218,8 +218,8 @@ _FUNCTIONS = {
 class _Unpickler(pickle.Unpickler):
     """Makes dictionaries, lists, numbers, texts, `_View`s and placeholders, no more.
 
-    Whatever it puts within reach of a pickle is either immutable or made anew, so that
-    a pickle cannot change what others see.
+    Nothing within reach of a pickle can be changed by it for the next: names and types
+    of C are immutable, `_Call`s are made anew, and `_Inert` takes no state as a class.
     """
 
     def __init__(self, stream: BinaryIO) -> None:
@@ -246,7 +246,7 @@ class _Unpickler(pickle.Unpickler):
                 f"holds a tensor of a kind that is not read here ({full});"
                 " save dense tensors of plain numbers"
             )
-        return type(name, (_Inert,), {"__module__": module})
+        return _Inert
 
     def persistent_load(self, pid: Any) -> Any:
         # Whole modules name their classes so, with the source.
