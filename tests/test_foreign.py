@@ -14,7 +14,8 @@ from safetensors.numpy import save_file
 import weightfiles as wf
 from spanbert_jax.errors import InputError
 from spanbert_jax.interop import foreign
-from spanbert_jax.interop.foreign import Foreign, Tensors
+from spanbert_jax.interop.foreign import Foreign
+from spanbert_jax.interop.names import Tensors
 
 WORDS = "bert.embeddings.word_embeddings.weight"
 LAYERS, WIDTH, VOCAB, POSITIONS, SBO_ROWS = 2, 8, 50, 16, 5

@@ -1,10 +1,4 @@
-"""Other people's weights, whatever their names and layout, under one set of names.
-
-The names and layouts are those of Hugging Face's BertForPreTraining, the encoder's with
-"bert." before them; dense weights are [out, in]. The span boundary head has
-`sbo.position_embedding.weight`, `sbo.bias` and, for its layer n, `sbo.dense_n` and
-`sbo.norm_n`.
-"""
+"""Other people's weights, whatever their names and layout, by the names of `names`."""
 
 import json
 import os
@@ -16,9 +10,8 @@ import numpy as np
 
 from spanbert_jax.errors import InputError
 from spanbert_jax.interop import weights
+from spanbert_jax.interop.names import Tensors
 from spanbert_jax.interop.weights import Weights
-
-Tensors = dict[str, np.ndarray]
 
 _AFFINE = r"\.(?:weight|bias)"
 _ENCODER = re.compile(
@@ -90,7 +83,7 @@ class Foreign(NamedTuple):
 
     Attributes:
         kind: what they are, a phrase for reports.
-        tensors: float32, in memory of their own, by the names of this module.
+        tensors: float32, in memory of their own, by the names of `names`.
         skipped: shapes of what means nothing to us, by the names that they have there.
         num_heads: what the config beside them says, as no shape does; None if there is
             no config.
