@@ -14,9 +14,9 @@ def get_config() -> ConfigDict:
     """All settings."""
     config = ConfigDict()
 
-    # Weights to start from, with a new schedule: a run or an export of this program, a
-    # Hugging Face BERT (directory or file), a reference SpanBERT (model.pt), a
-    # TensorFlow BERT checkpoint. "" = random ones.
+    # Weights to start from, with a new schedule: a run (or its checkpoints/N) or an
+    # export of this program, a Hugging Face BERT (directory or file), a reference
+    # SpanBERT (model.pt), a TensorFlow BERT checkpoint. "" = random ones.
     config.init_from = ""
     config.init_max_new = 0.05  # share of the encoder's tensors that it may lack
 

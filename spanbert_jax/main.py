@@ -1,13 +1,16 @@
 """Trains a config: python -m spanbert_jax.main --config=FILE --workdir=DIR."""
 
+import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from absl import flags
-from ml_collections import config_flags
+from ml_collections import ConfigDict, config_flags
 
 from spanbert_jax import settings
+from spanbert_jax.corpus.mixture import Mixture
 from spanbert_jax.errors import InputError, run
 from spanbert_jax.training import hosts
 from spanbert_jax.training.compiled import keep_compiled
@@ -72,9 +75,22 @@ def main(_: Sequence[str]) -> int:
     keep_compiled(settings.cache_directory(config))
 
     def work() -> int:
-        return train(config, settings.open_corpora(config), workdir, profile)
+        corpora = settings.open_corpora(config)
+        return train(config, corpora, workdir, profile, _start_from(config, corpora))
 
     return hosts.run(work, _meeting())
+
+
+def _start_from(config: ConfigDict, corpora: Mixture) -> Callable[[Any], Any] | None:
+    """What puts the weights that are there in the place of random ones, if asked to."""
+    if not config.init_from:
+        return None
+    # Here, for the sake of all the runs that do without.
+    from spanbert_jax.interop.initial import initial_params
+
+    return functools.partial(
+        initial_params, config=config, tokenizer=corpora.tokenizer, say=hosts.say
+    )
 
 
 def _workdir() -> Path:

@@ -140,11 +140,12 @@ def start(
     corpus: Corpus,
     workdir: Path,
     listener: Callable[[str], None] = lambda _: None,
+    start_from: Callable[[Any], Any] | None = None,
 ) -> Outcome:
     """Starts a run in this process, and waits for its end."""
     output = _Tap(listener)
     with contextlib.redirect_stdout(output), quick_compilation():
-        code = train(config, mix([corpus]), workdir)
+        code = train(config, mix([corpus]), workdir, start_from=start_from)
     return Outcome(code, output.getvalue())
 
 

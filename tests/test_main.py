@@ -249,6 +249,16 @@ def test_a_fault_leaves_no_work_directory(
     assert not (faults[0] / "c").exists()
 
 
+def test_weights_that_are_not_there_are_a_fault(
+    forks: runs.Forks, config: ConfigDict, tmp_path: Path
+) -> None:
+    changed = config.copy_and_resolve_references()
+    changed.init_from = str(tmp_path / "nothing")
+    forks.start(runs.command(changed, tmp_path / "run")[2:])
+    assert_failed(forks.wait(), 2, "init_from=.*nothing")
+    assert not list((tmp_path / "run" / "checkpoints").iterdir())
+
+
 # ---- The demo's corpus
 
 

@@ -5,7 +5,7 @@ import functools
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,11 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def train(
-    config: ConfigDict, corpora: Mixture, workdir: Path, profile: range = NO_STEPS
+    config: ConfigDict,
+    corpora: Mixture,
+    workdir: Path,
+    profile: range = NO_STEPS,
+    start_from: Callable[[Any], Any] | None = None,
 ) -> int:
     """Trains a config on corpora; goes on where an earlier start stopped.
 
@@ -61,6 +65,8 @@ def train(
         corpora: the text.
         workdir: the run's directory, made if it is not there.
         profile: steps to trace, see `profiler.Profiler`.
+        start_from: makes the parameters of a new run from random ones, in the same
+            shapes and shardings; None means that it starts from these.
 
     Returns:
         The exit code: 0, or 75 if a signal stopped the run after a save.
@@ -91,7 +97,7 @@ def train(
         checkpoints = Checkpoints(workdir, config.checkpoint.keep)
         stack.enter_context(contextlib.closing(checkpoints))
         state, record = _restore(checkpoints, program.state, record)
-        state = state or program.init(jax.random.key(config.train.seed))
+        state = state or _first_state(program, config.train.seed, start_from)
         start, stop = int(state.step), config.train.stop_after or config.train.steps
         if hosts.is_first():
             settings.write(config, workdir / "config.json")
@@ -227,6 +233,22 @@ def _restore(
             f" now {change['new']!r}"
         )
     return restored.state, record | {"changes": restored.record["changes"] + changes}
+
+
+def _first_state(
+    program: Program, seed: int, start_from: Callable[[Any], Any] | None
+) -> TrainState:
+    state = program.init(jax.random.key(seed))
+    if start_from is None:
+        return state
+    fault = ""
+    try:
+        state = state._replace(params=start_from(state.params))
+    except InputError as error:
+        fault = str(error)
+    if fault := hosts.first_fault(fault):
+        raise InputError(fault)
+    return state
 
 
 def _batches(
