@@ -75,38 +75,6 @@ def make(shapes: dict[str, tuple], seed: int = 0) -> Tensors:
     }
 
 
-def greek(name: str) -> str:
-    """LayerNorm's names in Google's code and what follows it."""
-    name = re.sub(r"(LayerNorm|norm_?\d)\.weight$", r"\1.gamma", name)
-    return re.sub(r"(LayerNorm|norm_?\d)\.bias$", r"\1.beta", name)
-
-
-def reference(name: str) -> str:
-    """A name in the reference's code."""
-    if not name.startswith("sbo."):
-        return greek(f"decoder.{name}")
-    name = name.replace("position_embedding", "position_embeddings")
-    name = re.sub(r"dense_(\d)", r"mlp_layer_norm.linear\1", name)
-    name = re.sub(r"norm_(\d)", r"mlp_layer_norm.layer_norm\1", name)
-    return greek(name.replace("sbo", "decoder.cls.pair_target_predictions"))
-
-
-def google(tensors: Tensors) -> Tensors:
-    """Names and layouts of Google's code."""
-    found = {}
-    for name, array in tensors.items():
-        kernel = array.ndim == 2 and "embeddings" not in name
-        name = greek(name).replace("layer.", "layer_")
-        name = name.replace("_embeddings.weight", "_embeddings")
-        if "seq_relationship" in name:
-            name = re.sub(r"\.(\w+)$", r".output_\1", name.replace("weight", "weights"))
-        elif kernel:
-            name, array = name.replace(".weight", ".kernel"), array.T
-        name = name.replace("predictions.bias", "predictions.output_bias")
-        found[name.replace(".", "/")] = array
-    return found
-
-
 def same(found: Tensors, expected: Tensors) -> None:
     assert found.keys() == expected.keys()
     for name, array in expected.items():
@@ -132,23 +100,23 @@ DIALECTS = {
     "with heads": Dialect(ENCODER | MLM | NSP, str),
     "encoder alone": Dialect(ENCODER, str),
     "no pooler": Dialect(ENCODER | MLM, str),
-    "gamma and beta": Dialect(ENCODER | MLM | NSP, greek),
+    "gamma and beta": Dialect(ENCODER | MLM | NSP, wf.greek),
     "no prefix": Dialect(ENCODER, lambda name: name.removeprefix("bert.")),
     "no prefix, gamma": Dialect(
-        ENCODER, lambda name: greek(name).removeprefix("bert.")
+        ENCODER, lambda name: wf.greek(name).removeprefix("bert.")
     ),
     "module.": Dialect(ENCODER | MLM, lambda name: f"module.{name}"),
     "model.": Dialect(ENCODER | MLM, lambda name: f"model.{name}"),
     "model.module.": Dialect(ENCODER | MLM, lambda name: f"model.module.{name}"),
     "module. alone": Dialect(ENCODER, lambda name: name.replace("bert.", "module.", 1)),
     "our own": Dialect(ENCODER | MLM | SBO, str),
-    "reference": Dialect(ENCODER | MLM | SBO, reference, "reference SpanBERT"),
+    "reference": Dialect(ENCODER | MLM | SBO, wf.reference, "reference SpanBERT"),
     "reference, in model": Dialect(
         ENCODER | MLM | SBO,
-        lambda name: f"model.{reference(name)}",
+        lambda name: f"model.{wf.reference(name)}",
         "reference SpanBERT",
     ),
-    "reference, encoder alone": Dialect(ENCODER, reference, "reference SpanBERT"),
+    "reference, encoder alone": Dialect(ENCODER, wf.reference, "reference SpanBERT"),
     "one token type": Dialect(encoder_shapes(types=1), str),
     "1,024 positions": Dialect(encoder_shapes(positions=1024), str),
 }
@@ -169,7 +137,7 @@ def test_dialects(tmp_path: Path, dialect: Dialect) -> None:
 
 def test_a_reference_checkpoint_with_all_that_is_in_it(tmp_path: Path) -> None:
     tensors = make(ENCODER | MLM | SBO)
-    states = {reference(name): array for name, array in tensors.items()}
+    states = {wf.reference(name): array for name, array in tensors.items()}
     states["decoder.cls.predictions.decoder.weight"] = tensors[WORDS]
     states["decoder.cls.pair_target_predictions.decoder.weight"] = tensors[WORDS]
     assert "decoder.bert.encoder.layer.1.output.LayerNorm.gamma" in states
@@ -202,10 +170,10 @@ def test_a_reference_checkpoint_with_all_that_is_in_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("prefix", ["bert/", ""])
 def test_tensorflow(tmp_path: Path, prefix: str) -> None:
     tensors = make(ENCODER | MLM | NSP if prefix else ENCODER)
-    states = google(tensors)
+    states = wf.google(tensors)
     states = {prefix + name.removeprefix("bert/"): a for name, a in states.items()}
     if prefix:
-        states = google(tensors)
+        states = wf.google(tensors)
         assert states["cls/seq_relationship/output_weights"].shape == (2, WIDTH)
         assert states["bert/encoder/layer_0/output/dense/kernel"].shape == (32, 8)
         assert {"cls/predictions/output_bias", "bert/pooler/dense/kernel"} < set(states)
@@ -274,7 +242,7 @@ TIED = {
 
 
 @pytest.mark.parametrize(("twin", "name"), TIED.items(), ids=TIED)
-@pytest.mark.parametrize("rename", [str, reference], ids=["ours", "reference"])
+@pytest.mark.parametrize("rename", [str, wf.reference], ids=["ours", "reference"])
 def test_tied_output_layers(
     tmp_path: Path, twin: str, name: str, rename: Callable[[str], str]
 ) -> None:

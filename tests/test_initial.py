@@ -1,23 +1,25 @@
 """Initial parameters: weights that are there become those of a new run."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from flax.traverse_util import flatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 from ml_collections import ConfigDict
 from safetensors.numpy import save_file
 
 import reference
 import runs
 import toy
+import weightfiles as wf
 from spanbert_jax import settings
 from spanbert_jax.corpus.store import Corpus
 from spanbert_jax.corpus.tokenizers import Tokenizer
+from spanbert_jax.data.batch import make_batch
 from spanbert_jax.errors import InputError
 from spanbert_jax.interop import names
 from spanbert_jax.interop.initial import initial_params
@@ -157,6 +159,46 @@ def test_what_is_not_there_is_new_and_told(
     assert ["new", "sbo.dense_1.weight", "64x328"] in told
     assert ["skipped", "bert.pooler.dense.bias", "64"] in told
     assert "no vocabulary" in lines[0]
+
+
+def _write_reference(directory: Path, tensors: Tensors) -> Path:
+    wf.save(directory / "model.pt", {wf.reference(n): x for n, x in tensors.items()})
+    return directory / "model.pt"
+
+
+def _write_google(directory: Path, tensors: Tensors) -> Path:
+    known = {name: x for name, x in tensors.items() if not name.startswith("sbo.")}
+    wf.save_tensorflow(directory / "bert_model.ckpt", wf.google(known))
+    return directory / "bert_model.ckpt"
+
+
+@pytest.mark.parametrize("write_dialect", [_write_reference, _write_google])
+def test_the_encoder_computes_what_the_weights_do(
+    config: ConfigDict,
+    toy_corpus: Corpus,
+    tokenizer: Tokenizer,
+    tensors: Tensors,
+    rough: dict[str, Any],
+    tmp_path: Path,
+    write_dialect: Callable[[Path, Tensors], Path],
+) -> None:
+    config.init_from = str(write_dialect(tmp_path, tensors))
+    _, made, lines = start(config, tokenizer)
+    is_whole = write_dialect is _write_reference
+    assert ("0 new" if is_whole else "10 new") in lines[1]
+    model = settings.model(config, tokenizer.vocab_size)
+    feed = settings.feed(config, toy_corpus, "train")
+    batch = make_batch(feed, np.arange(8), np.zeros(8, np.int64))
+    found = model.apply(
+        {"params": unflatten_dict(made, sep="/")},
+        batch,
+        deterministic=True,
+        method=model.encode,
+    )
+    expected = reference.encode(reference.double(rough), batch, config.model.num_heads)
+    real = batch["segment_ids"] > 0
+    scale = np.abs(expected[real]).max()
+    assert np.abs(np.asarray(found) - expected)[real].max() <= 1e-5 * scale
 
 
 # ---- A run as the source

@@ -1,11 +1,14 @@
 """Files of weights: PyTorch's by hand, opcode for opcode, and TensorFlow's."""
 
+import re
 import struct
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+
+from spanbert_jax.interop.names import Tensors
 
 STORAGES = {
     "float64": "DoubleStorage",
@@ -140,3 +143,38 @@ def save(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     items = {name: of_array(keys[name], array) for name, array in contiguous.items()}
     storages = {keys[name]: array.tobytes() for name, array in contiguous.items()}
     write_archive(path, mapping(items), storages)
+
+
+# ---- How others spell the names of `spanbert_jax.interop.names`
+
+
+def greek(name: str) -> str:
+    """LayerNorm's names in Google's code and what follows it."""
+    name = re.sub(r"(LayerNorm|norm_?\d)\.weight$", r"\1.gamma", name)
+    return re.sub(r"(LayerNorm|norm_?\d)\.bias$", r"\1.beta", name)
+
+
+def reference(name: str) -> str:
+    """A name in the reference's code."""
+    if not name.startswith("sbo."):
+        return greek(f"decoder.{name}")
+    name = name.replace("position_embedding", "position_embeddings")
+    name = re.sub(r"dense_(\d)", r"mlp_layer_norm.linear\1", name)
+    name = re.sub(r"norm_(\d)", r"mlp_layer_norm.layer_norm\1", name)
+    return greek(name.replace("sbo", "decoder.cls.pair_target_predictions"))
+
+
+def google(tensors: Tensors) -> Tensors:
+    """Names and layouts of Google's code."""
+    found = {}
+    for name, array in tensors.items():
+        kernel = array.ndim == 2 and "embeddings" not in name
+        name = greek(name).replace("layer.", "layer_")
+        name = name.replace("_embeddings.weight", "_embeddings")
+        if "seq_relationship" in name:
+            name = re.sub(r"\.(\w+)$", r".output_\1", name.replace("weight", "weights"))
+        elif kernel:
+            name, array = name.replace(".weight", ".kernel"), array.T
+        name = name.replace("predictions.bias", "predictions.output_bias")
+        found[name.replace(".", "/")] = array
+    return found
