@@ -30,6 +30,16 @@ def test_fold_broadcasts_as_one_pair_at_a_time() -> None:
             assert table[row, column] == counter.fold(key[None], column)[0]
 
 
+def test_keys_and_numbers_are_left_as_they_are() -> None:
+    key = counter.root_key(3)
+    number = np.arange(5, dtype=np.uint64)
+    before = key.copy()
+    counter.mix(number)
+    counter.fold(key, number)
+    np.testing.assert_array_equal(key, before)
+    np.testing.assert_array_equal(number, np.arange(5))
+
+
 def test_keys_of_seeds_purposes_and_numbers_do_not_collide() -> None:
     roots = np.concatenate([counter.root_key(seed) for seed in range(100)])
     purposes = counter.fold(roots[:, None], [counter.ROWS, counter.MASKS])

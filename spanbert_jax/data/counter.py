@@ -26,10 +26,11 @@ def mix(x: np.ndarray) -> np.ndarray:
         uint64 of the same shape.
     """
     x = x ^ (x >> np.uint64(30))
-    x = x * np.uint64(0xBF58476D1CE4E5B9)
-    x = x ^ (x >> np.uint64(27))
-    x = x * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    x *= np.uint64(0xBF58476D1CE4E5B9)
+    x ^= x >> np.uint64(27)
+    x *= np.uint64(0x94D049BB133111EB)
+    x ^= x >> np.uint64(31)
+    return x
 
 
 def fold(key: np.ndarray, value: np.ndarray | int) -> np.ndarray:
@@ -42,8 +43,10 @@ def fold(key: np.ndarray, value: np.ndarray | int) -> np.ndarray:
     Returns:
         uint64, the broadcast shape.
     """
-    step = np.atleast_1d(value).astype(np.uint64) + np.uint64(1)
-    return mix(key + step * _GOLDEN)
+    step = np.atleast_1d(value).astype(np.uint64)
+    step += np.uint64(1)
+    step *= _GOLDEN
+    return mix(key + step)
 
 
 def root_key(seed: int) -> np.ndarray:
