@@ -15,6 +15,7 @@ from spanbert_jax.data import blocks as blocks_module
 from spanbert_jax.data.blocks import (
     Segments,
     Words,
+    consecutive,
     cut_into_blocks,
     cut_shard,
     find_words,
@@ -381,6 +382,15 @@ def test_a_shard_without_documents_has_no_blocks() -> None:
     nothing = np.zeros(1, np.int64)
     shard = Shard("train-00000", np.zeros(0, np.uint16), nothing, nothing)
     assert len(cut_into(shard, 512)) == 0
+
+
+def test_consecutive_numbers_are_those_of_the_ranges() -> None:
+    rng = np.random.default_rng(21)
+    begin, counts = rng.integers(-50, 50, 300), rng.integers(0, 4, 300)
+    ranges = zip(begin.tolist(), counts.tolist(), strict=True)
+    expected = [number for b, n in ranges for number in range(b, b + n)]
+    assert consecutive(begin, counts).tolist() == expected
+    assert consecutive(begin[:0], counts[:0]).tolist() == []
 
 
 @pytest.mark.parametrize("ratio", [Fraction(3, 20), Fraction(1, 3), Fraction(1)])

@@ -494,6 +494,66 @@ def test_placed_lengths_are_those_of_the_simulation(
     assert same_distribution(lengths, expected, 11) > P_VALUE
 
 
+def plain_spans(
+    words: Words, block: int, budget: int, key: np.ndarray, recipe: Masking
+) -> list[tuple[int, int, int]]:
+    """`choose_spans` of one block, one draw after the other."""
+    lengths = recipe.span_p, recipe.max_span_words
+    thresholds = masking.span_length_thresholds(*lengths)
+    begin, end = words.first[block : block + 2].tolist()
+    free = set(range(begin, end)) - set(words.unknown.tolist())
+    spans, length, draw, tries, left = [], 0, 0, 0, budget
+    while left and tries < recipe.max_tries:
+        bits = counter.fold(counter.fold(key, 0), draw)
+        if not tries:
+            length = int(masking.draw_lengths(bits, thresholds)[0])
+        first = begin + int(counter.below(bits, end - begin)[0])
+        low = int(words.segments[words.segments <= first].max())
+        high = int(words.segments[words.segments > first].min())
+        last = min(first + length, high)
+        while words.offsets[last] - words.offsets[first] > left:
+            last -= 1
+        draw, tries = draw + 1, tries + 1
+        if last > first and free.issuperset(range(first, last)):
+            spans.append((first, last, length))
+            left -= int(words.offsets[last] - words.offsets[first])
+            free -= set(range(max(first - 1, low), min(last + 1, high)))
+            tries = 0
+    return sorted(spans)
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+@pytest.mark.parametrize(
+    ("longest", "span_p", "max_tries", "ratio"),
+    [
+        (10, 0.2, 64, Fraction(3, 20)),
+        (10, 0.2, 1, Fraction(3, 20)),
+        (1, 0.5, 3, Fraction(2, 5)),
+        (1000, 0.01, 64, Fraction(4, 5)),
+    ],
+)
+def test_spans_are_those_of_a_plain_reading_of_the_draws(
+    longest: int, span_p: float, max_tries: int, ratio: Fraction, pairs: bool
+) -> None:
+    recipe = dataclasses.replace(
+        text.PAPER,
+        ratio=ratio,
+        span_p=span_p,
+        max_span_words=longest,
+        max_tries=max_tries,
+    )
+    keys = block_keys(np.arange(60 if pairs else 120))
+    case = mask_texts(mixed_texts()[:120], recipe, keys, pairs=pairs)
+    spans = masking.choose_spans(case.words, case.budget, keys, recipe)
+    expected = [
+        span
+        for block, budget in enumerate(case.budget.tolist())
+        for span in plain_spans(case.words, block, budget, keys[[block]], recipe)
+    ]
+    found = zip(*(one.tolist() for one in dataclasses.astuple(spans)), strict=True)
+    assert list(found) == expected
+
+
 def test_placed_spans_are_as_long_as_the_paper_wants() -> None:
     lengths, _, _ = placed(full_case(2))
     assert lengths.mean() >= 3.5
@@ -643,6 +703,29 @@ def test_spans_are_the_maximal_runs_of_targets(scheme: str, pairs: bool) -> None
     np.testing.assert_array_equal(case.masks.span_begin, begins[number])
     np.testing.assert_array_equal(case.masks.span_end, ends[number])
     assert (np.bincount(number) > 1).any()
+
+
+def test_words_are_those_of_a_plain_reading_of_the_draws() -> None:
+    keys = block_keys(np.arange(120))
+    recipe = dataclasses.replace(text.PAPER, scheme="word")
+    case = mask_texts(mixed_texts()[:120], recipe, keys)
+    words, expected = case.words, []
+    for block, left in enumerate(case.budget.tolist()):
+        begin, end = words.first[block : block + 2]
+        bits = counter.fold(counter.fold(keys[[block]], 1), np.arange(end - begin))
+        order = np.argsort(bits >> np.uint64(36), kind="stable")
+        for word in (begin + order).tolist():
+            size = int(words.offsets[word + 1] - words.offsets[word])
+            if size <= left and not case.unknown[word]:
+                left -= size
+                expected.append(word)
+    spans = masking.choose_words(words, case.budget, keys, recipe)
+    found = [
+        word
+        for first, last in zip(spans.first, spans.last, strict=True)
+        for word in range(first, last)
+    ]
+    assert found == sorted(expected)
 
 
 @pytest.mark.parametrize("scheme", ["word", "subword"])

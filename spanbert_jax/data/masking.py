@@ -8,13 +8,19 @@ import dataclasses
 import itertools
 from collections.abc import Callable
 from fractions import Fraction
+from typing import NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from spanbert_jax.data import blocks as blocks_lib
 from spanbert_jax.data import counter
 from spanbert_jax.data.blocks import Words, maskable_sizes
 from spanbert_jax.errors import InputError
+
+# Draws of spans that are hashed at once, for a block and for all. To hash more takes
+# fewer calls, but those that a block does not come to are in vain.
+_AHEAD, _AHEAD_IN_ALL = 16, 4096
 
 # What each hash is for, folded into the block's key.
 _SPAN, _ORDER, _FALLBACK, _ACTION, _TOKEN, _COIN, _TAG_ORDER = range(7)
@@ -158,35 +164,90 @@ def draw_lengths(bits: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
 
 
 class _Places:
-    """The words of B blocks that a span may not cover, or not even touch.
+    """Where in the words of B blocks a span may still lie.
 
-    A word's cell is its number + its segment's + 1, so that one guard cell stands
-    between the words of two segments and spans there do not count as touching.
+    Each word has a cell: how many words from this one on may become a span, counted up
+    to the longest. Between the cells of two segments lie so many others that what is
+    written around a span never reaches those of another segment.
     """
 
     def __init__(self, words: Words, longest: int) -> None:
-        self._reach = np.arange(longest + 2)
-        cells = len(words.offsets) + len(words.segments) + len(self._reach)
-        self._taken = np.zeros(cells, bool)
+        longest = min(longest, int(np.diff(words.segments).max(initial=0)))
+        self._gap = longest + 1
+        cells = len(words.offsets) + len(words.segments) * self._gap
+        self._room = np.full(cells, longest, np.int16)
         if words.unknown.size:
             segment = np.searchsorted(words.segments, words.unknown, side="right") - 1
-            # Without guards: a word that holds [UNK] may be a span's neighbour.
-            self._taken[words.unknown + segment + 1] = True
+            barred = self.cell(words.unknown, segment)
+            # The nearest one is written last, and stays. Its neighbours are not barred:
+            # a word that holds [UNK] may stand beside a span.
+            for distance in range(longest, -1, -1):
+                self._room[barred - distance] = distance
+        # The cells around a span, from `longest` before its left neighbour on, and the
+        # most that a span of each length leaves in them: nothing from that neighbour to
+        # the right one, before them the words that lie between.
+        distance = np.arange(longest, -longest - 2, -1)
+        beyond = -distance > np.arange(longest + 1)[:, None] + 1
+        most = np.where(beyond, longest, np.maximum(distance, 0))
+        self._around = sliding_window_view(self._room, len(distance), writeable=True)
+        self._most = most.astype(np.int16)
 
-    def free(
-        self, segment: np.ndarray, first: np.ndarray, last: np.ndarray
-    ) -> np.ndarray:
-        """Whether each run of at most `longest` words may become a span: bool."""
-        reach = self._reach[:-2]
-        cells = (first + segment + 1)[:, None] + reach
-        inside = reach < (last - first)[:, None]
-        return ~(self._taken[cells] & inside).any(axis=1)
+    def cell(self, word: np.ndarray, segment: np.ndarray) -> np.ndarray:
+        """The cells of some words, of which the segments are known: int64."""
+        return word + (segment + 1) * self._gap
 
-    def take(self, segment: np.ndarray, first: np.ndarray, last: np.ndarray) -> None:
-        """Keeps each run, and a word at either side, from later spans."""
-        cells = (first + segment)[:, None] + self._reach
-        inside = self._reach < (last - first + 2)[:, None]
-        self._taken[cells[inside]] = True
+    def free(self, cell: np.ndarray, size: np.ndarray) -> np.ndarray:
+        """Whether each run of words may become a span: bool.
+
+        `cell`: of its first word; `size`: its words.
+        """
+        return size <= self._room[cell]
+
+    def take(self, cell: np.ndarray, size: np.ndarray) -> None:
+        """Keeps each run, and a word at either side, from later spans.
+
+        `cell`, `size`: see `free`; no two of them in a segment.
+        """
+        window = cell - self._gap
+        self._around[window] = np.minimum(self._around[window], self._most[size])
+
+
+class _Draws(NamedTuple):
+    """D draws of a span for each of n blocks, [D, n] each.
+
+    Attributes:
+        length: its words, should it be the first draw for this span.
+        first: its first word.
+        end: one past the last word of its segment.
+        begin: its first token.
+        cell: of its first word; see `_Places`.
+    """
+
+    length: np.ndarray
+    first: np.ndarray
+    end: np.ndarray
+    begin: np.ndarray
+    cell: np.ndarray
+
+
+def _draw_spans(
+    words: Words,
+    places: _Places,
+    thresholds: np.ndarray,
+    block: np.ndarray,
+    bits: np.ndarray,
+) -> _Draws:
+    """What uint64 draws [D, n] mean for n blocks."""
+    begin, end = words.first[block], words.first[block + 1]
+    first = begin + counter.below(bits, end - begin)
+    segment = words.segment_of(first, np.broadcast_to(block, first.shape))
+    return _Draws(
+        length=draw_lengths(bits, thresholds),
+        first=first,
+        end=words.segments[segment + 1],
+        begin=words.offsets[first],
+        cell=places.cell(first, segment),
+    )
 
 
 def choose_spans(
@@ -215,43 +276,41 @@ def choose_spans(
     """
     thresholds = span_length_thresholds(masking.span_p, masking.max_span_words)
     places = _Places(words, masking.max_span_words)
-    number_of_words = np.diff(words.first)
     keys = counter.fold(keys, _SPAN)
-    left = budget.copy()
-    length = np.zeros(len(left), np.int64)
-    tries = np.zeros(len(left), np.int64)
     found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-    active = np.flatnonzero(left > 0)
+    # Of each block that goes on: the rest of its budget, the draws since its last span,
+    # the length that was drawn for the next one.
+    block = np.flatnonzero(budget > 0)
+    left = budget[block]
+    tries, length = np.zeros((2, len(block)), np.int64)
     draw = 0
-    while active.size:
-        bits = counter.fold(keys[active], draw)
-        draw += 1
-        fresh = tries[active] == 0
-        length[active[fresh]] = draw_lengths(bits[fresh], thresholds)
-        first = words.first[active] + counter.below(bits, number_of_words[active])
-        segment = words.segment_of(first, active)
-        last = np.minimum(first + length[active], words.segments[segment + 1])
-        last = _shorten(words.offsets, first, last, left[active])
-        placed = (last > first) & places.free(segment, first, last)
-        tries[active] = np.where(placed, 0, tries[active] + 1)
-        block, first, last = active[placed], first[placed], last[placed]
-        found.append((first, last, length[block]))
-        left[block] -= words.offsets[last] - words.offsets[first]
-        places.take(segment[placed], first, last)
-        active = active[(left[active] > 0) & (tries[active] < masking.max_tries)]
+    while block.size:
+        # So many that a block's tries end with the last of them, never before.
+        most = min(_AHEAD, masking.max_tries - int(tries.max()))
+        numbers = draw + np.arange(min(most, 1 + _AHEAD_IN_ALL // len(block)))
+        draw += len(numbers)
+        bits = counter.fold(keys[block], numbers[:, None])
+        draws = _draw_spans(words, places, thresholds, block, bits)
+        for drawn, first, end, begin, cell in zip(*draws, strict=True):
+            going = left > 0
+            if not going.any():
+                break
+            np.copyto(length, drawn, where=tries == 0)
+            last = np.minimum(first + length, end)
+            (over,) = np.nonzero(going & (words.offsets[last] > begin + left))
+            room = begin[over] + left[over]
+            last[over] = np.searchsorted(words.offsets, room, side="right") - 1
+            size = last - first
+            (placed,) = np.nonzero(going & (size > 0) & places.free(cell, size))
+            first, last = first[placed], last[placed]
+            found.append((first, last, length[placed]))
+            left[placed] -= words.offsets[last] - begin[placed]
+            places.take(cell[placed], size[placed])
+            tries += 1
+            tries[placed] = 0
+        on = (left > 0) & (tries < masking.max_tries)
+        block, left, tries, length = block[on], left[on], tries[on], length[on]
     return _in_order(found)
-
-
-def _shorten(
-    offsets: np.ndarray, first: np.ndarray, last: np.ndarray, left: np.ndarray
-) -> np.ndarray:
-    """The largest ends up to `last` whose words hold at most `left` tokens."""
-    room = offsets[first] + left
-    over = np.flatnonzero(offsets[last] > room)
-    if over.size:
-        fit = np.searchsorted(offsets, room[over], side="right") - 1
-        last[over] = fit
-    return last
 
 
 def _in_order(found: list[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> Spans:
@@ -306,9 +365,13 @@ def _random_order(first: np.ndarray, keys: np.ndarray) -> np.ndarray:
     place = np.arange(len(block)) - first[block]
     bits = counter.fold(keys[block], place)
     # One sort by (block, 28 bits of hash, place): the place makes the keys distinct,
-    # so that a block's order is the same in any company.
-    low = (bits >> np.uint64(36) << np.uint64(16)) | place.astype(np.uint64)
-    return np.argsort((block.astype(np.uint64) << np.uint64(44)) | low)
+    # so that a block's order is the same in any company. It is also read off them
+    # again: to sort takes half as long as to argsort.
+    order = bits >> np.uint64(36) << np.uint64(16)
+    order |= block.astype(np.uint64) << np.uint64(44)
+    order |= place.astype(np.uint64)
+    order.sort()
+    return first[block] + (order & np.uint64(0xFFFF)).astype(np.int64)
 
 
 def _maximal_runs(chosen: np.ndarray, words: Words) -> Spans:
@@ -365,11 +428,12 @@ def choose_tags(
         at[one, active] += 1
         size = words.offsets[last] - words.offsets[first]
         segment = words.segment_of(first, active)
-        placed = (size <= left[active]) & places.free(segment, first, last)
+        cell = places.cell(first, segment)
+        placed = (size <= left[active]) & places.free(cell, last - first)
         block, first, last = active[placed], first[placed], last[placed]
         found.append((first, last, last - first))
         left[block] -= size[placed]
-        places.take(segment[placed], first, last)
+        places.take(cell[placed], last - first)
         placements[block] += 1
         kind[block] = _take_tag(counter.fold(coins[block], placements[block]), masking)
         some_left = (at[:, active] < end[:, active]).any(axis=0)
@@ -491,27 +555,32 @@ def mask(
     spans = scheme.choose(units, budget, keys, masking)
     spans = _add_fallbacks(units, spans, keys)
 
-    target, span_begin, span_end = _tokens_of(spans, units)
-    block = np.searchsorted(offsets, target, side="right") - 1
+    begin, end = units.offsets[spans.first], units.offsets[spans.last]
+    sizes = end - begin
+    target = blocks_lib.consecutive(begin, sizes)
+    span = np.repeat(np.arange(len(sizes)), sizes)
+    block_of_span = np.searchsorted(offsets, begin, side="right") - 1
+    block = block_of_span[span]
     # The draw's number is the first token of what it covers.
     if masking.replacement == "span":
-        covered = span_begin
+        covered, owner, times = begin, block_of_span, sizes
     elif masking.replacement == "word":
-        covered = _word_begins(target, words)
+        covered, owner, times = _word_begins(target, words), block, 1
     else:
-        covered = target
-    bits = counter.fold(counter.fold(keys, _ACTION)[block], covered - offsets[block])
-    action = draw_actions(bits, masking)
-    replacement = np.where(action == MASK, np.int32(mask_id), tokens[target])
+        covered, owner, times = target, block, 1
+    bits = _bits(keys, _ACTION, owner, covered - offsets[owner])
+    action = np.repeat(draw_actions(bits, masking), times)
+    replacement = tokens[target]
+    replacement[action == MASK] = mask_id
     random = np.flatnonzero(action == RANDOM)
-    token_keys = counter.fold(keys, _TOKEN)[block[random]]
-    bits = counter.fold(token_keys, (target - offsets[block])[random])
+    owner = block[random]
+    bits = _bits(keys, _TOKEN, owner, target[random] - offsets[owner])
     replacement[random] = random_tokens.draw(bits)
-    used = np.bincount(block, minlength=len(budget))
+    used = np.diff(np.searchsorted(target, offsets))
     return Masks(
         target=target,
-        span_begin=span_begin,
-        span_end=span_end,
+        span_begin=begin[span],
+        span_end=end[span],
         action=action,
         replacement=replacement,
         unused=np.maximum(budget - used, 0),
@@ -519,13 +588,11 @@ def mask(
     )
 
 
-def _tokens_of(spans: Spans, words: Words) -> tuple[np.ndarray, ...]:
-    """Each masked token, and the begin and end of its span: three int64 [T]."""
-    begin, end = words.offsets[spans.first], words.offsets[spans.last]
-    sizes = end - begin
-    before = np.cumsum(sizes) - sizes
-    token = np.arange(sizes.sum()) + np.repeat(begin - before, sizes)
-    return token, np.repeat(begin, sizes), np.repeat(end, sizes)
+def _bits(
+    keys: np.ndarray, purpose: int, block: np.ndarray, number: np.ndarray
+) -> np.ndarray:
+    """Draws of blocks, by purpose and number: uint64."""
+    return counter.fold(counter.fold(keys, purpose)[block], number)
 
 
 def _word_begins(tokens: np.ndarray, words: Words) -> np.ndarray:
