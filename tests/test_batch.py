@@ -538,3 +538,18 @@ def test_an_id_outside_the_vocabulary_names_shard_and_document(wrong: int) -> No
     message = f"id {wrong} in document 1 of shard train-00003"
     with pytest.raises(InputError, match=message):
         all_rows(feed)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [([1] * 20, "boolean array indexing assignment"), ([40, 40], "negative")],
+    ids=["targets", "places"],
+)
+def test_a_row_with_more_than_fits_is_an_error(sizes: list[int], message: str) -> None:
+    documents = [text.words_of([1] * size) for size in sizes]
+    split = Split("train", (text.make_shard(documents),))
+    feed = text.make_feed(split, packing=False)
+    everything = np.array([0, len(sizes)])
+    plan = dataclasses.replace(feed.plan, row_offsets=everything)
+    with pytest.raises(ValueError, match=message):
+        all_rows(dataclasses.replace(feed, plan=plan))

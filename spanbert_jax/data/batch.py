@@ -35,6 +35,7 @@ from spanbert_jax.data import counter
 from spanbert_jax.data.blocks import (
     Words,
     check_ids,
+    consecutive,
     find_words,
     tag_words,
     target_slots,
@@ -219,9 +220,11 @@ def _read_tokens(feed: Feed, pieces: np.ndarray) -> np.ndarray:
         array[pieces].tolist()
         for array in (segments.shard, segments.start, segments.length)
     ]
+    # A slice of a memory map takes ten times as long as one of an array.
+    arrays = {shard: np.asarray(shards[shard].tokens) for shard in set(where[0])}
     texts = []
     for shard, start, length in zip(*where, strict=True):
-        texts.append(shards[shard].tokens[start : start + length])
+        texts.append(arrays[shard][start : start + length])
     tokens = np.concatenate(texts)
     # Before the cast, which would make negative ids of the largest.
     if tokens.max() >= len(feed.word_edges):
@@ -275,19 +278,14 @@ def make_batch(feed: Feed, rows: np.ndarray, epochs: np.ndarray) -> Batch:
     """
     batch = empty_batch(feed.shape(len(rows)))
     batch["token_ids"][:] = feed.special.pad
-    held = [
-        feed.plan.row_blocks[slice(*feed.plan.row_offsets[row : row + 2])]
-        if row >= 0
-        else np.zeros(0, np.int64)
-        for row in rows
-    ]
-    chosen = np.concatenate(held)
+    begin, end = feed.plan.row_offsets[rows], feed.plan.row_offsets[rows + 1]
+    counts = np.where(rows < 0, 0, end - begin)
+    chosen = feed.plan.row_blocks[consecutive(begin, counts)]
     if not chosen.size:
         return batch
-    counts = np.array([len(blocks) for blocks in held])
     row = np.repeat(np.arange(len(rows)), counts)
     masked = masked_blocks(feed, chosen, epochs[row])
-    places = _place_blocks(batch, feed, masked, chosen, row, counts)
+    places = _place_blocks(batch, feed, masked, chosen, counts)
     _place_targets(batch, feed, masked, places)
     return batch
 
@@ -297,40 +295,57 @@ def _place_blocks(
     feed: Feed,
     masked: MaskedBlocks,
     chosen: np.ndarray,
-    row: np.ndarray,
     counts: np.ndarray,
 ) -> np.ndarray:
-    """Writes the blocks into their rows; returns each text token's flat place."""
+    """Writes the blocks into their rows; returns each text token's flat place.
+
+    `counts`: the blocks of each row.
+    """
     offsets, segments = masked.offsets, masked.segments
     per_block = feed.plan.num_specials - 1
-    sizes = np.diff(offsets) + 1 + per_block
-    before = np.cumsum(sizes) - sizes
-    first_of_row = np.repeat(np.cumsum(counts) - counts, counts)
-    begin = row * feed.block_length + before - before[first_of_row]
-    inside = np.arange(sizes.sum()) - np.repeat(before, sizes)
-    place = np.repeat(begin, sizes) + inside
-    number = np.arange(len(row)) - first_of_row
-    batch["segment_ids"].reshape(-1)[place] = np.repeat(number + 1, sizes)
-    batch["position_ids"].reshape(-1)[place] = inside
-
+    begin = _number_places(batch, np.diff(offsets) + 1 + per_block, counts)
     # Before a segment stand [CLS] and the [SEP] of the one before it, if it has one.
     block, second = np.divmod(np.arange(len(segments) - 1), per_block)
-    shift = (begin - offsets[:-1])[block] + 1 + second
-    text = np.arange(offsets[-1]) + np.repeat(shift, np.diff(segments))
-    sep = text[segments[1:] - 1] + 1
+    sep = begin[block] + 1 + second + segments[1:] - offsets[block]
+    holds_text = batch["segment_ids"].reshape(-1) > 0
+    holds_text[begin] = False
+    holds_text[sep] = False
+    text = np.flatnonzero(holds_text)
     token_ids = batch["token_ids"].reshape(-1)
     token_ids[begin] = feed.special.cls
     token_ids[sep] = feed.special.sep
-    token_ids[text] = masked.tokens
+    token_ids[holds_text] = masked.tokens
     token_ids[text[masked.masks.target]] = masked.masks.replacement
     if feed.plan.is_paired:
         type_ids = batch["type_ids"].reshape(-1)
         type_ids[text] = np.repeat(second, np.diff(segments))
         type_ids[sep] = second
-        batch["nsp_positions"][row, number] = begin % feed.block_length
-        batch["nsp_labels"][row, number] = feed.plan.labels[chosen]
-        batch["nsp_weights"][row, number] = 1
+        slot = np.arange(feed.pair_slots) < counts[:, None]
+        batch["nsp_positions"][slot] = begin % feed.block_length
+        batch["nsp_labels"][slot] = feed.plan.labels[chosen]
+        batch["nsp_weights"][slot] = 1
     return text
+
+
+def _number_places(batch: Batch, sizes: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Writes segment_ids and position_ids; returns the flat place of each [CLS].
+
+    `sizes`: the places of each block; `counts`: the blocks of each row.
+    """
+    rows, length = batch["segment_ids"].shape
+    number = consecutive(np.ones_like(counts), counts)
+    filled = np.bincount(np.repeat(np.arange(rows), counts), sizes, rows)
+    # A row is a run of places for each of its blocks, and one of padding.
+    end = np.cumsum(counts)
+    runs = np.insert(sizes, end, length - filled.astype(np.int64))
+    number = np.insert(number, end, 0).astype(np.int32)
+    begin = np.cumsum(runs) - runs
+    segment_ids = np.repeat(number, runs)
+    inside = np.arange(rows * length, dtype=np.int32)
+    inside -= np.repeat(begin.astype(np.int32), runs)
+    batch["segment_ids"].reshape(-1)[:] = segment_ids
+    np.multiply(inside, segment_ids > 0, out=batch["position_ids"].reshape(-1))
+    return begin[number > 0]
 
 
 def _place_targets(
@@ -338,16 +353,19 @@ def _place_targets(
 ) -> None:
     """Writes the targets into the slots of their rows."""
     masks, length = masked.masks, feed.block_length
-    row, position = np.divmod(places[masks.target], length)
-    per_row = np.bincount(row, minlength=len(batch["token_ids"]))
-    # The packer keeps every row's targets within its slots; more raise IndexError.
-    slot = (row, np.arange(len(row)) - (np.cumsum(per_row) - per_row)[row])
+    num_rows, slots = batch["target_ids"].shape
+    place = places[masks.target]
+    per_row = np.diff(np.searchsorted(place, np.arange(num_rows + 1) * length))
+    # The packer keeps every row's targets within its slots; more raise ValueError.
+    slot = np.arange(slots) < per_row[:, None]
+    position = place - np.repeat(np.arange(num_rows) * length, per_row)
+    span_offset = masks.target - masks.span_begin + 1
+    left = position - span_offset
     batch["target_positions"][slot] = position
     batch["target_ids"][slot] = masked.tokens[masks.target]
     batch["target_weights"][slot] = 1
-    batch["left_positions"][slot] = places[masks.span_begin] % length - 1
-    batch["right_positions"][slot] = places[masks.span_end - 1] % length + 1
-    span_offset = masks.target - masks.span_begin + 1
+    batch["left_positions"][slot] = left
+    batch["right_positions"][slot] = left + 1 + masks.span_end - masks.span_begin
     batch["span_offsets"][slot] = span_offset
     counts = span_offset <= feed.sbo_positions
     if not feed.sbo_edges:
