@@ -1,13 +1,18 @@
-"""What the benchmarks share: the environment, a text to work on, and the clock."""
+"""What the benchmarks share: the environment, the clock and the scales."""
 
 import os
 import statistics
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 _ALLOCATOR = "GLIBC_TUNABLES"
 _HUGE_PAGES = "glibc.malloc.hugetlb=1"
+_WATCH_SECONDS = 0.02
+
+Result = TypeVar("Result")
 
 
 def prepare_process() -> None:
@@ -43,3 +48,38 @@ def median_seconds(
         work()
         times.append(clock() - start)
     return statistics.median(times)
+
+
+def with_peak_bytes(work: Callable[[], Result]) -> tuple[Result, int]:
+    """Calls a function and watches the memory that it takes.
+
+    Args:
+        work: what to call.
+
+    Returns:
+        What it returns; the most memory that the process had meanwhile beyond what it
+        had before, mapped files aside, looked at fifty times a second.
+    """
+    before, peak = _anonymous_bytes(), 0
+    over = threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not over.wait(_WATCH_SECONDS):
+            peak = max(peak, _anonymous_bytes() - before)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        result = work()
+    finally:
+        over.set()
+        watcher.join()
+    return result, peak
+
+
+def _anonymous_bytes() -> int:
+    """Resident memory of this process that is no file's; Linux only."""
+    status = Path("/proc/self/status").read_text()
+    (line,) = (one for one in status.splitlines() if one.startswith("RssAnon:"))
+    return int(line.split()[1]) * 1024

@@ -1,5 +1,6 @@
 """What the benchmarks read: a real corpus, or a generated one of like lengths."""
 
+import contextlib
 import functools
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from spanbert_jax import settings
-from spanbert_jax.corpus.store import Shard, Split, open_corpus
+from spanbert_jax.corpus.store import Shard, Split, appending, open_corpus, token_dtype
 from spanbert_jax.corpus.tokenizers import STARTS
 from spanbert_jax.data.batch import Feed, SpecialIds
 from spanbert_jax.data.masking import RandomTokens
@@ -19,6 +20,9 @@ SPECIAL = SpecialIds(pad=0, unk=100, cls=101, sep=102, mask=103)
 _FIRST_WORD = 104
 # Pieces of a word, as BERT's vocabulary cuts English: 1.25 in the mean.
 _CONTINUED = 0.2
+# What is generated at a time, and what a build leaves in a shard of a large corpus.
+_PART_TOKENS, _SHARD_PARTS = 8_000_000, 12
+_ARRAYS = {"tokens": token_dtype(VOCAB_SIZE), "documents": np.int64}
 
 
 def _word_edges() -> np.ndarray:
@@ -52,6 +56,44 @@ def make_split(tokens: int, seed: int = 0) -> Split:
     return Split("train", (shard,))
 
 
+def write_split(tokens: int, directory: Path) -> None:
+    """Writes a split of any size, as `prepare` writes its shards.
+
+    A generated text of up to 8 million tokens again and again: its size is what counts.
+
+    Args:
+        tokens: how many in all, about.
+        directory: takes the shards.
+    """
+    count = -(-tokens // _PART_TOKENS)
+    (part,) = make_split(tokens // count).shards
+    for number, first in enumerate(range(0, count, _SHARD_PARTS)):
+        with contextlib.ExitStack() as stack:
+            append = {
+                name: stack.enter_context(
+                    appending(directory / f"{number:05d}.{name}.npy", dtype)
+                )
+                for name, dtype in _ARRAYS.items()
+            }
+            append["documents"](np.zeros(1, np.int64))
+            for repeat in range(min(_SHARD_PARTS, count - first)):
+                append["tokens"](part.tokens)
+                append["documents"](part.documents[1:] + repeat * len(part.tokens))
+
+
+def open_split(directory: Path) -> Split:
+    """What `write_split` wrote, in memory maps; each document is a line."""
+
+    def load(number: int, name: str) -> np.ndarray:
+        return np.load(directory / f"{number:05d}.{name}.npy", mmap_mode="r")
+
+    shards = []
+    for number in range(len(list(directory.glob("*.tokens.npy")))):
+        tokens, documents = (load(number, name) for name in _ARRAYS)
+        shards.append(Shard(f"train-{number:05d}", tokens, documents, documents))
+    return Split("train", tuple(shards))
+
+
 def make_feed(config: ConfigDict, corpus: str, cache: Path) -> Feed:
     """The feed of a corpus directory, or of a generated text of 8 million tokens.
 
@@ -63,11 +105,16 @@ def make_feed(config: ConfigDict, corpus: str, cache: Path) -> Feed:
     Returns:
         The feed.
     """
+    if not corpus:
+        return feed_of(config, make_split(_PART_TOKENS), cache)
     config = config.copy_and_resolve_references()
     config.data.cache = str(cache)
-    if corpus:
-        return settings.feed(config, open_corpus(corpus), "train")
-    split, edges = make_split(8_000_000), _word_edges()
+    return settings.feed(config, open_corpus(corpus), "train")
+
+
+def feed_of(config: ConfigDict, split: Split, cache: Path) -> Feed:
+    """The feed of a generated split; `cache` keeps the plan of no other one."""
+    edges = _word_edges()
     plan_settings = PlanSettings(
         config.data.block_length,
         settings.mask_ratio(config),
