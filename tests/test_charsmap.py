@@ -42,9 +42,9 @@ def make_rule(name: str) -> library.SentencePieceNormalizer:
 def make(name: str) -> tuple[library.SentencePieceNormalizer, Normalizer, list[str]]:
     """The library's, ours, and what has a rule."""
     theirs = make_rule(name)
-    rules = dict(theirs.Decompile())
-    charsmap = read_model(theirs.serialized_model_proto()).charsmap
-    return theirs, Sequence(charsmap_normalizers(charsmap, rules)), sorted(rules)
+    model = read_model(theirs.serialized_model_proto())
+    ours = Sequence(list(charsmap_normalizers(model.charsmap, model.normal_form)))
+    return theirs, ours, sorted(text for text, _ in theirs.Decompile())
 
 
 def random_texts(keys: list[str], count: int) -> list[str]:
@@ -63,7 +63,7 @@ def random_texts(keys: list[str], count: int) -> list[str]:
 @pytest.mark.parametrize("name", RULES)
 def test_a_text_becomes_what_the_library_makes_of_it(name):
     theirs, ours, keys = make(name)
-    texts = random_texts(keys, 3000) + tricky_lines(500)
+    texts = random_texts(keys, 2000) + tricky_lines(500)
     expected = theirs.Normalize(texts)
     for text, normal in zip(texts, expected, strict=True):
         assert ours.normalize_str(text) == normal, ascii(text)
@@ -111,4 +111,4 @@ def test_what_is_put_between_characters_is_gone_wherever_it_stood(name):
 
 
 def test_no_rule_no_step():
-    assert charsmap_normalizers(b"", {}) == []
+    assert charsmap_normalizers(b"", b"") == ()

@@ -1,9 +1,11 @@
 """The normal form of a SentencePiece model, by the normalisers of `tokenizers`."""
 
+import functools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 
+from sentencepiece import SentencePieceNormalizer
 from tokenizers import Regex
 from tokenizers.normalizers import NFC, Normalizer, Precompiled, Replace
 
@@ -18,7 +20,9 @@ _SPACING = r"\x{e33}\x{eb3}\x{ff9e}\x{ff9f}"
 _PLANE = (*range(0xD800), *range(0xE000, 0x10000))
 
 
-def charsmap_normalizers(charsmap: bytes, rules: Mapping[str, str]) -> list[Normalizer]:
+# It takes a second, and most models have the same rules.
+@functools.cache
+def charsmap_normalizers(charsmap: bytes, normal_form: bytes) -> tuple[Normalizer, ...]:
     """Returns what, one after the other, does what the model's rules do to a text.
 
     The library goes through the text and replaces the longest that it has a rule for.
@@ -32,10 +36,12 @@ def charsmap_normalizers(charsmap: bytes, rules: Mapping[str, str]) -> list[Norm
 
     Args:
         charsmap: the rules as the model holds them.
-        rules: the same, what is replaced and by what.
+        normal_form: the message that they stand in.
     """
-    if not rules:
-        return []
+    if not charsmap:
+        return ()
+    normalizer = SentencePieceNormalizer(normalizer_spec=normal_form)
+    rules = dict(normalizer.Decompile())
     joint = {text: to for text, to in rules.items() if len(text) > 1}
     composed = _composed(joint, rules)
     others = defaultdict(list)
@@ -46,9 +52,9 @@ def charsmap_normalizers(charsmap: bytes, rules: Mapping[str, str]) -> list[Norm
     alone = Replace(Regex(rf"(?!\A)(?={_DEPENDENT}|[{_SPACING}])"), _ALONE)
     single = [alone, Precompiled(charsmap), Replace(_ALONE, "")]
     if not composed:
-        return [*replace, *single]
+        return (*replace, *single)
     apart = Replace(_between(composed), _APART)
-    return [*replace, apart, *single, NFC(), Replace(_APART, "")]
+    return (*replace, apart, *single, NFC(), Replace(_APART, ""))
 
 
 def _composed(joint: Mapping[str, str], rules: Mapping[str, str]) -> set[str]:

@@ -49,7 +49,8 @@ class Model(NamedTuple):
         algorithm: how pieces are chosen.
         byte_fallback: whether unknown characters are spelt in bytes.
         spaces_behind: whether a space is spelt with the word before it.
-        charsmap: the table of the normal form, or nothing.
+            normal_form: the message NormalizerSpec, as the library takes it.
+        charsmap: what it has of rules, compiled; nothing if there are none.
     joins_spaces: whether spaces at the ends are dropped, and several are one.
     """
 
@@ -57,6 +58,7 @@ class Model(NamedTuple):
     algorithm: Algorithm
     byte_fallback: bool
     spaces_behind: bool
+    normal_form: bytes
     charsmap: bytes
     joins_spaces: bool
 
@@ -65,19 +67,21 @@ def read_model(content: bytes) -> Model:
     """Reads the content of a .model file that the library accepts."""
     pieces = []
     trainer: dict[int, int | bytes] = {}
-    normalizer: dict[int, int | bytes] = {}
+    normal_form = b""
     for number, value in _fields(content):
         if number == 1:
             pieces.append(_piece(value))
         elif number == 2:
             trainer = dict(_fields(value))
         elif number == 3:
-            normalizer = dict(_fields(value))
+            normal_form = value
+    normalizer = dict(_fields(normal_form))
     return Model(
         tuple(pieces),
         algorithm=Algorithm(trainer.get(3, Algorithm.UNIGRAM)),
         byte_fallback=bool(trainer.get(35, 0)),
         spaces_behind=bool(trainer.get(24, 0)),
+        normal_form=normal_form,
         charsmap=bytes(normalizer.get(2, b"")),
         joins_spaces=bool(normalizer.get(4, 1)),
     )
