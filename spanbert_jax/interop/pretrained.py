@@ -21,7 +21,7 @@ from spanbert_jax.errors import InputError
 from spanbert_jax.interop import names
 from spanbert_jax.interop.names import Tensors
 from spanbert_jax.model.spanbert import SpanBert
-from spanbert_jax.training.saved import is_run, read_saved
+from spanbert_jax.training.saved import Saved, is_run, read_saved
 
 # Of the description of an export.
 FORMAT_VERSION = 1
@@ -31,6 +31,8 @@ WEIGHTS = "model.safetensors"
 SBO_WEIGHTS = "sbo.safetensors"
 # What the names of `SBO_WEIGHTS` lack.
 SBO_PREFIX = "sbo."
+# Settings that say where things are on a machine, which nobody else is to know.
+PATHS = ("data.corpus", "data.cache", "init_from")
 
 
 class Pretrained(NamedTuple):
@@ -96,6 +98,29 @@ def read_pretrained(path: Path, setting: str, step: int | None = None) -> Pretra
     return Pretrained(saved.config, saved.params, saved.origin.tokenizer, saved.step)
 
 
+def describe(saved: Saved) -> dict[str, Any]:
+    """What `read_export` must know of a model, and what else a reader may ask for.
+
+    Args:
+        saved: the model; its settings are told as they are.
+
+    Returns:
+        A JSON value, for the file `DESCRIPTION`.
+    """
+    record = saved.record
+    return {
+        "format_version": FORMAT_VERSION,
+        "step": saved.step,
+        "settings": settings.flatten(saved.config),
+        # What was changed when the run was resumed; see `checkpoint.make_record`.
+        "changes": [c for c in record["changes"] if c["name"] not in PATHS],
+        **store.describe_tokenizer(saved.origin.tokenizer, directory="."),
+        "corpora": saved.origin.corpora,
+        "devices": record["devices"],
+        "libraries": record["libraries"],
+    }
+
+
 def read_export(directory: Path, setting: str) -> Pretrained:
     """Reads the model of an export, bit for bit the one of the run.
 
@@ -136,7 +161,8 @@ def read_export(directory: Path, setting: str) -> Pretrained:
 def _read_tensors(path: Path, setting: str) -> Tensors:
     try:
         return load_file(path)
-    except (OSError, SafetensorError) as error:
+    # The last for a dtype that NumPy lacks, which somebody else has written.
+    except (OSError, SafetensorError, TypeError) as error:
         raise InputError(f"{setting}: {path} cannot be read: {error}") from error
 
 
