@@ -43,10 +43,11 @@ head.load_state_dict(load_file("{weights}"))
 masks = " ".join([tokenizer.mask_token] * {count})
 inputs = tokenizer(f"The {{masks}} won the game.", return_tensors="pt")
 span = (inputs.input_ids[0] == tokenizer.mask_token_id).nonzero()[:, 0]
+place, table = torch.arange(len(span)), model.get_input_embeddings().weight
 with torch.no_grad():
     states = model.base_model(**inputs).last_hidden_state[0]
 {boundaries}
-    logits = head({sides}, torch.arange(len(span)), model.get_input_embeddings().weight)
+    logits = head({sides}, place, table)
 print(tokenizer.convert_ids_to_tokens(logits.argmax(-1).tolist()))
 """
 

@@ -31,7 +31,7 @@ def read_history(workdir: Path, step: int) -> History:
         # What follows the last line end is still being written, or was torn by a kill.
         whole = text[: text.rfind("\n") + 1].splitlines()
         return [record for record in map(json.loads, whole) if record["step"] <= step]
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise InputError(f"{path} cannot be read: {error}") from error
 
 

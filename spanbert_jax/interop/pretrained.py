@@ -146,7 +146,8 @@ def read_export(directory: Path, setting: str) -> Pretrained:
             )
         config = settings.restored(content["settings"])
         tokenizer = store.open_tokenizer(directory, content, setting)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    # JSON of another shape fails in as many ways as it is read.
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise InputError(f"{setting}: {path} cannot be read: {error!r}") from error
     tensors = _read_tensors(directory / WEIGHTS, setting)
     shapes = parameter_shapes(config, tokenizer.vocab_size)

@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import itertools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -117,6 +118,31 @@ def check_libraries() -> None:
         raise InputError(
             f"--verify needs {' and '.join(missing)}: pip install {' '.join(missing)}"
         )
+
+
+def verify(saved: Saved, directory: Path) -> bool:
+    """Says how an export compares with its model.
+
+    Args:
+        saved: the model.
+        directory: its export.
+
+    Returns:
+        Whether the export is as it should be; if not, an error was told.
+    """
+    texts, origin = find_texts(saved)
+    print(f"comparing with transformers on {origin}", flush=True)
+    verdict = compare(saved, directory, texts)
+    shown = ", ".join(f"{name} {x:.1e}" for name, x in verdict.differences.items())
+    print(f"largest differences over {verdict.tokens:,} tokens: {shown}", flush=True)
+    if verdict.is_good:
+        return True
+    fault = f"a difference of more than {TOLERANCE:g}"
+    if verdict.misread:
+        count = len(verdict.misread)
+        fault = f"other ids for {count} of {len(texts)} texts, {verdict.misread[0]!r}"
+    print(f"error: {directory} is not the model of the run: {fault}", file=sys.stderr)
+    return False
 
 
 def find_texts(saved: Saved) -> Texts:
