@@ -89,8 +89,13 @@ def test_parameters_are_counted_without_padding(
     mlm = size * size + size + norm + vocab
     sbo = 20 * 200 + (2 * size + 200) * size + size + size * size + size + 2 * norm
     card = " ".join(card_of(config, toy_corpus, []).split())
-    assert f"encoder and MLM head {encoder + mlm:,}" in card
-    assert f"span boundary head {sbo + vocab:,}." in card
+    bert, head = f"encoder {encoder:,}, MLM head {mlm:,}", sbo + vocab
+    assert f"Parameters: {bert}, span boundary head {head:,}." in card
+    config.data.pairs = True
+    with_pairs = " ".join(card_of(config, toy_corpus, []).split())
+    nsp = size * size + size + 2 * size + 2
+    heads = f"next-sentence head {nsp:,}, span boundary head {head:,}"
+    assert f"Parameters: {bert}, {heads}." in with_pairs
 
 
 def test_the_tables_hold_the_numbers_of_the_run(

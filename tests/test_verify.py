@@ -91,6 +91,18 @@ def test_sentences_take_the_place_of_text_that_is_not_there(
         assert len({len(text.split()) for text in texts}) > 20
 
 
+def test_sentences_fill_up_what_is_held_out(config: ConfigDict, tmp_path: Path) -> None:
+    config = config.copy_and_resolve_references()
+    corpus = toy.build_corpus(tmp_path / "corpus", toy.make_text(documents=30))
+    config.data.corpus = str(corpus.directory)
+    texts, origin = verify.find_texts(models.make_saved(config, corpus, tmp_path))
+    found = re.fullmatch(
+        r"(\d+) held-out texts of corpus and (\d+) of this program", origin
+    )
+    assert 0 < int(found[1]) < 50
+    assert int(found[1]) + int(found[2]) == len(texts) == 64
+
+
 # ---- The comparison
 
 

@@ -25,6 +25,15 @@ OPEN = "FILL IN"
 
 # Sources of a corpus to name; there may be thousands.
 _MOST_SOURCES = 5
+# The parts of a model by how the names of their tensors begin.
+_PARTS = {
+    "bert.embeddings.": "encoder",
+    "bert.encoder.": "encoder",
+    "cls.predictions.": "MLM head",
+    "bert.pooler.": "next-sentence head",
+    "cls.seq_relationship.": "next-sentence head",
+    SBO_PREFIX: "span boundary head",
+}
 # Changes between two starts of a run that are told: of the recipe, not of the machine.
 _TOLD_CHANGES = (
     *("train.steps", "model.dropout", "model.attention_dropout", "model.dtype"),
@@ -61,10 +70,15 @@ The encoder is there to be fine-tuned where spans are selected. Every class of B
 transformers takes it; what it warns of as new is what fine-tuning trains.
 
 ```python
-from transformers import AutoModelForQuestionAnswering, AutoModelForTokenClassification
+from transformers import (
+    AutoModel,
+    AutoModelForQuestionAnswering,
+    AutoModelForTokenClassification,
+)
 
 reader = AutoModelForQuestionAnswering.from_pretrained(".")
 tagger = AutoModelForTokenClassification.from_pretrained(".", num_labels=9)
+encoder = AutoModel.from_pretrained(".", add_pooling_layer=False)
 ```
 """
 
@@ -115,11 +129,11 @@ def python_blocks(card: str) -> list[str]:
 
 def _introduction(saved: Saved, model: SpanBert, tensors: Tensors) -> str:
     geometry = model.geometry
-    counts = {"encoder and MLM head": 0, "span boundary head": 0}
+    counts = dict.fromkeys(_PARTS.values(), 0)
     for name, array in tensors.items():
-        part = "span boundary" if name.startswith(SBO_PREFIX) else "encoder and MLM"
-        counts[f"{part} head"] += array.size
-    sizes = ", ".join(f"{part} {n:,}" for part, n in counts.items() if n)
+        part = next(part for begin, part in _PARTS.items() if name.startswith(begin))
+        counts[part] += array.size
+    sizes = ", ".join(f"{part} {count:,}" for part, count in counts.items() if count)
     tags = "- span-boundary-objective\n" if model.sbo else ""
     what = _paragraph(
         "An encoder of BERT's architecture, pretrained as in SpanBERT ([Joshi et al."

@@ -147,28 +147,35 @@ def verify(saved: Saved, directory: Path) -> bool:
 
 def find_texts(saved: Saved) -> Texts:
     """Held-out text of the run if its corpus is there, else sentences of our own."""
-    sentences = [
-        " ".join(_SENTENCES[begin:end])
-        for begin, end in itertools.combinations(range(len(_SENTENCES) + 1), 2)
-    ]
-    ours = f"{len(sentences)} texts of this program"
     try:
         corpora = settings.open_corpora(saved.config)
     except (InputError, StorageError) as error:
-        return Texts(sentences, f"{ours} ({error})")
+        return Texts(_own_texts(_MOST), f"{_MOST} texts of this program ({error})")
     if corpora.fingerprint != saved.record["corpus"]:
-        where = saved.config.data.corpus
-        return Texts(sentences, f"{ours} (the run had another data.corpus={where})")
-    tokenizer, limit = corpora.tokenizer, saved.config.model.max_positions - 2
-    pieces = itertools.chain.from_iterable(
-        _pieces(corpus.split("valid"), limit) for corpus in corpora.corpora
-    )
-    texts = [_spell(tokenizer, ids) for ids in itertools.islice(pieces, _MOST)]
+        reason = f"the run had another data.corpus={saved.config.data.corpus}"
+        return Texts(_own_texts(_MOST), f"{_MOST} texts of this program ({reason})")
+    limit = saved.config.model.max_positions - 2
+    share = -(-_MOST // len(corpora.corpora))
+    texts = [
+        _spell(corpora.tokenizer, ids)
+        for corpus in corpora.corpora
+        for ids in itertools.islice(_pieces(corpus.split("valid"), limit), share)
+    ]
     origin = f"{len(texts)} held-out texts of {', '.join(corpora.names)}"
     if len(texts) < _FEWEST:
-        origin = f"{origin} and {ours}" if texts else ours
-        texts += sentences
+        own = _own_texts(_MOST - len(texts))
+        origin = f"{origin} and {len(own)} of this program"
+        texts += own
     return Texts(texts, origin)
+
+
+def _own_texts(count: int) -> list[str]:
+    """Texts of one sentence, of two, and so on."""
+    ranges = itertools.combinations(range(len(_SENTENCES) + 1), 2)
+    return [
+        " ".join(_SENTENCES[begin:end])
+        for begin, end in itertools.islice(ranges, count)
+    ]
 
 
 def _pieces(split: Split, limit: int) -> Iterator[np.ndarray]:
