@@ -20,25 +20,6 @@ from spanbert_jax.interop.card import make_card, python_blocks
 from spanbert_jax.interop.huggingface import write_export
 from spanbert_jax.interop.pretrained import parameter_shapes
 
-EVALUATION = {
-    "step": 20,
-    "split": "valid",
-    "loss": 5.0,
-    "mlm_loss": 2.345678,
-    "mlm_accuracy": 0.5126,
-    "mlm_targets": 12_345,
-    "mlm_span_exact": {"1": 0.5, "2": 0.25},
-    "mlm_spans": {"1": 100, "2": 300, "3": 0},
-    "sbo_loss": 2.5,
-    "sbo_accuracy": 0.4,
-    "sbo_targets": 12_000,
-    "sbo_span_exact": {"1": 0.25, "2": 0.0},
-    "sbo_spans": {"1": 100, "2": 300, "3": 0},
-    "perplexity": 10.4401,
-    "unigram_loss": 6.5,
-    "seconds": 1.0,
-}
-
 
 @pytest.fixture
 def config(toy_cache: Path) -> ConfigDict:
@@ -101,8 +82,8 @@ def test_parameters_are_counted_without_padding(
 def test_the_tables_hold_the_numbers_of_the_run(
     config: ConfigDict, toy_corpus: Corpus
 ) -> None:
-    later = {**EVALUATION, "step": 30, "mlm_loss": 2.2}
-    card = card_of(config, toy_corpus, [EVALUATION, later])
+    later = {**models.EVALUATION, "step": 30, "mlm_loss": 2.2}
+    card = card_of(config, toy_corpus, [models.EVALUATION, later])
     assert rows_of(card, "Results") == {
         "at step 30": [
             "MLM head, from the token's own state",
@@ -246,7 +227,6 @@ def test_the_code_runs_where_it_says(
     boundaries: str,
     internal: bool,
 ) -> None:
-    pytest.importorskip("transformers")
     config.sbo.boundaries, config.sbo.internal = boundaries, internal
     saved = models.make_saved(config, toy_corpus, tmp_path)
     write_export(saved, tmp_path / "export")
@@ -256,7 +236,8 @@ def test_the_code_runs_where_it_says(
     namespace: dict[str, Any] = {}
     for block in blocks:
         assert all(len(line) <= 88 for line in block.splitlines())
-        exec(block, namespace)
+        with models.one_thread():
+            exec(block, namespace)
     printed = capsys.readouterr().out
     assert re.search(r"^0\.\d{3} ", printed, re.MULTILINE)
     # The last block: which states it reads is compared with what the head is to read.

@@ -1,5 +1,6 @@
 """Export: transformers loads what a run has made, and finds the same model in it."""
 
+import importlib
 import json
 import resource
 import socket
@@ -21,7 +22,7 @@ from spanbert_jax.corpus.runners import Local
 from spanbert_jax.corpus.store import Corpus
 from spanbert_jax.errors import InputError, StorageError
 from spanbert_jax.interop import names
-from spanbert_jax.interop.huggingface import check_output, write_export
+from spanbert_jax.interop.huggingface import check_output, short_name, write_export
 from spanbert_jax.training.saved import read_saved
 
 # Slow to import, and not needed to export.
@@ -29,20 +30,20 @@ _HEAVY = ("tensorflow", "torch", "transformers")
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The work directory of a run, which has kept its steps 10, 15 and 20."""
-    directory = tmp_path_factory.mktemp("trained")
-    corpus = runs.build_corpus(directory / "corpus")
-    config = runs.make_config(directory / "cache", corpus)
-    assert runs.start(config, corpus, directory / "run").code == 0
+def run(tmp_path_factory: pytest.TempPathFactory, toy_corpus: Corpus) -> Path:
+    """The work directory of a run with two steps."""
+    directory = tmp_path_factory.mktemp("export")
+    config = toy.make_config(directory / "cache")
+    models.save_run(config, toy_corpus, directory / "run", [10, 20])
+    models.write_metrics(directory / "run", models.make_history(*range(1, 31)))
     return directory / "run"
 
 
 @pytest.fixture(scope="module")
-def exported(trained: Path) -> Path:
+def exported(run: Path) -> Path:
     """The newest step of the run as an export."""
-    output = trained.parent / "export"
-    write_export(read_saved(trained, "--workdir"), output)
+    output = run.parent / "export"
+    write_export(read_saved(run, "--workdir"), output)
     return output
 
 
@@ -111,8 +112,8 @@ def test_everybody_may_read_what_its_maker_lets_them(exported: Path) -> None:
     assert len(modes) == 1
 
 
-def test_the_padding_of_the_vocabulary_is_cut(trained: Path, exported: Path) -> None:
-    saved = read_saved(trained, "--workdir")
+def test_the_padding_of_the_vocabulary_is_cut(run: Path, exported: Path) -> None:
+    saved = read_saved(run, "--workdir")
     size = saved.origin.tokenizer.vocab_size
     table = load_file(exported / "model.safetensors")[
         "bert.embeddings.word_embeddings.weight"
@@ -125,9 +126,9 @@ def test_the_padding_of_the_vocabulary_is_cut(trained: Path, exported: Path) -> 
 
 
 def test_every_tensor_of_the_run_is_in_one_of_the_files(
-    trained: Path, exported: Path
+    run: Path, exported: Path
 ) -> None:
-    saved = read_saved(trained, "--workdir")
+    saved = read_saved(run, "--workdir")
     tensors = names.to_tensors(saved.params, saved.origin.tokenizer.vocab_size)
     of_head = load_file(exported / "sbo.safetensors")
     found = load_file(exported / "model.safetensors")
@@ -139,8 +140,8 @@ def test_every_tensor_of_the_run_is_in_one_of_the_files(
         np.testing.assert_array_equal(found[name], array)
 
 
-def test_a_step_can_be_chosen(trained: Path, exported: Path, tmp_path: Path) -> None:
-    write_export(read_saved(trained, "--workdir", 10), tmp_path / "export")
+def test_a_step_can_be_chosen(run: Path, exported: Path, tmp_path: Path) -> None:
+    write_export(read_saved(run, "--workdir", 10), tmp_path / "export")
     assert read_json(tmp_path / "export" / "spanbert_jax.json")["step"] == 10
     assert read_json(exported / "spanbert_jax.json")["step"] == 20
     weights = [
@@ -167,16 +168,32 @@ def test_no_file_tells_of_the_machine(toy_corpus: Corpus, tmp_path: Path) -> Non
     assert config.data.corpus == str(toy_corpus.directory)
 
 
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("", ""),
+        ("/home/me/bert-v1.0/", "bert-v1.0"),
+        ("bert", "bert"),
+        ("/home/me/bert/model.safetensors", "bert/model.safetensors"),
+        ("/home/me/uncased/bert_model.ckpt", "uncased/bert_model.ckpt"),
+        ("/home/me/runs/mine/checkpoints/500", "mine/checkpoints/500"),
+        ("model.pt", "model.pt"),
+    ],
+)
+def test_weights_to_start_from_have_a_name_and_no_path(path: str, name: str) -> None:
+    assert short_name(path) == name
+
+
 # ---- In transformers
 
 
-def load(class_name: str, directory: Path, **options: Any) -> tuple[Any, set, set]:
+def load(class_name: str, directory: Path) -> tuple[Any, set, set]:
     """A model with the names that it misses and those that it does not know."""
-    transformers = pytest.importorskip("transformers")
-    kind = getattr(transformers, class_name)
-    model, info = kind.from_pretrained(
-        directory, output_loading_info=True, local_files_only=True, **options
-    )
+    with models.one_thread():
+        kind = getattr(importlib.import_module("transformers"), class_name)
+        model, info = kind.from_pretrained(
+            directory, output_loading_info=True, local_files_only=True
+        )
     assert not info["mismatched_keys"]
     return model, set(info["missing_keys"]), set(info["unexpected_keys"])
 
@@ -238,7 +255,8 @@ def test_masks_are_filled_without_a_network(
     special = read_json(directory / "spanbert_jax.json")["tokenizer"]["special_tokens"]
     assert tokenizer.mask_token_id == special["mask"]["id"]
     assert config.pad_token_id == tokenizer.pad_token_id == special["pad"]["id"]
-    guesses = fill(f"Ba {tokenizer.mask_token} do.", top_k=config.vocab_size)
+    with models.one_thread():
+        guesses = fill(f"Ba {tokenizer.mask_token} do.", top_k=config.vocab_size)
     assert sum(guess["score"] for guess in guesses) == pytest.approx(1, abs=1e-4)
 
 
@@ -246,12 +264,12 @@ def test_masks_are_filled_without_a_network(
 
 
 def test_exporting_twice_gives_equal_bytes_and_needs_no_torch(
-    trained: Path, exported: Path, tmp_path: Path
+    run: Path, exported: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "elsewhere" / "export"
     code = f"""
 import runpy, sys
-sys.argv = ["export", "--workdir={trained}", "--output=elsewhere/export"]
+sys.argv = ["export", "--workdir={run}", "--output=elsewhere/export"]
 try:
     runpy.run_module("spanbert_jax.export", run_name="__main__")
 except SystemExit as end:
@@ -267,7 +285,7 @@ except SystemExit as end:
         check=False,
     )
     assert done.stdout.splitlines()[-1] == "[] 0", done.stderr
-    assert f"elsewhere/export: step 20 of {trained}" in done.stdout
+    assert f"elsewhere/export: step 20 of {run}" in done.stdout
     assert toy.contents(output) == toy.contents(exported)
 
 
@@ -282,16 +300,16 @@ def limited() -> Iterator[Any]:
 # The first file, the weights, the curves.
 @pytest.mark.parametrize("size", [100, 50_000, 130_000])
 def test_a_full_disk_leaves_nothing(
-    trained: Path, tmp_path: Path, limited: Any, size: int
+    run: Path, tmp_path: Path, limited: Any, size: int
 ) -> None:
-    saved = read_saved(trained, "--workdir")
+    saved = read_saved(run, "--workdir")
     limited(size)
     with pytest.raises(StorageError, match=r"cannot write .*export"):
         write_export(saved, tmp_path / "export")
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_there_is_left_alone(trained: Path, tmp_path: Path) -> None:
+def test_what_is_there_is_left_alone(run: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("mine")
     for path in (tmp_path, tmp_path / "mine"):
         with pytest.raises(InputError, match="exists and is not an empty directory"):
@@ -300,16 +318,16 @@ def test_what_is_there_is_left_alone(trained: Path, tmp_path: Path) -> None:
         check_output(Path("gs://bucket/export"))
     # Even if it came while the model was read.
     with pytest.raises(StorageError, match="cannot write"):
-        write_export(read_saved(trained, "--workdir"), tmp_path)
+        write_export(read_saved(run, "--workdir"), tmp_path)
     assert toy.contents(tmp_path.parent / tmp_path.name) == {"mine": b"mine"}
     assert not list(tmp_path.parent.glob(f"{tmp_path.name}.*"))
 
 
 def test_an_empty_directory_is_filled(
-    of_pairs: Path, trained: Path, tmp_path: Path
+    of_pairs: Path, run: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "export"
     output.mkdir()
     check_output(output)
-    write_export(read_saved(trained, "--workdir"), output)
+    write_export(read_saved(run, "--workdir"), output)
     assert (output / "config.json").exists()

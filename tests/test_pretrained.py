@@ -28,11 +28,6 @@ from spanbert_jax.interop.pretrained import (
 )
 from spanbert_jax.training.saved import read_saved
 
-pytestmark = pytest.mark.filterwarnings(
-    # Orbax leaves its threads' loops to the collector.
-    "ignore::pytest.PytestUnraisableExceptionWarning"
-)
-
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory, toy_corpus: Corpus) -> ConfigDict:

@@ -4,7 +4,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,11 +18,6 @@ from spanbert_jax.corpus.store import Corpus
 from spanbert_jax.interop import verify
 from spanbert_jax.interop.huggingface import write_export
 from spanbert_jax.training.saved import Saved
-
-# Orbax leaves its threads' loops to the collector.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnraisableExceptionWarning"
-)
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +47,7 @@ def copy(export: Path, tmp_path: Path) -> Path:
 
 
 def compare(saved: Saved, directory: Path, texts: list[str]) -> verify.Verdict:
-    pytest.importorskip("transformers")
-    with runs.quick_compilation():
+    with models.one_thread(), runs.quick_compilation():
         return verify.compare(saved, directory, texts)
 
 
@@ -104,16 +98,6 @@ def test_sentences_fill_up_what_is_held_out(config: ConfigDict, tmp_path: Path) 
 
 
 # ---- The comparison
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """Threads of torch wait for each other by spinning, on cores that others need."""
-    torch = pytest.importorskip("torch")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize(
@@ -231,9 +215,8 @@ def test_a_difference_that_is_no_number_is_not_good() -> None:
 def test_an_export_that_is_another_model_is_an_error(
     saved: Saved, copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("transformers")
     nudge("sbo.safetensors", "bias", 2e-4)(copy)
-    with runs.quick_compilation():
+    with models.one_thread(), runs.quick_compilation():
         assert not verify.verify(saved, copy)
     told = capsys.readouterr()
     assert re.search(r"tokens: .*SBO logits 2\.0e-04", told.out)
@@ -283,6 +266,27 @@ def test_the_command_says_how_the_export_compares(
     again = run_export(arguments)
     assert again.returncode == 2
     assert "exists and is not an empty directory" in again.stderr
+
+
+@pytest.mark.slow
+def test_what_a_run_has_learnt_is_in_its_export(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    corpus = runs.build_corpus(tmp_path / "corpus")
+    config = runs.make_config(tmp_path / "cache", corpus)
+    assert runs.start(config, corpus, tmp_path / "run").code == 0
+    arguments = [f"--workdir={tmp_path}/run", f"--output={tmp_path}/export", "--verify"]
+    done = run_export([*arguments, "--step=15"])
+    assert done.returncode == 0, done.stderr
+    # What the run recorded at its evaluation is in the card.
+    [record] = [
+        record
+        for record in runs.read_metrics(tmp_path / "run")
+        if (record["step"], record["split"]) == (10, "valid")
+    ]
+    card = (tmp_path / "export" / "README.md").read_text()
+    losses = f"| loss | {record['mlm_loss']:.3f} | {record['sbo_loss']:.3f} |"
+    assert losses in card
+    assert "after 15 of 20 steps" in " ".join(card.split())
 
 
 def test_without_torch_nothing_is_written(tmp_path: Path) -> None:

@@ -28,9 +28,13 @@ from spanbert_jax.interop.pretrained import (
 )
 from spanbert_jax.interop.tokenizer import write_tokenizer
 from spanbert_jax.model.encoder import LAYER_NORM_EPSILON
+from spanbert_jax.training.checkpoint import DIRECTORY
 from spanbert_jax.training.saved import Saved
 
 CONFIG = "config.json"
+
+# Of files that hold weights, all of whose names are much the same.
+_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".ckpt")
 
 
 def check_output(output: Path) -> None:
@@ -91,8 +95,22 @@ def _without_paths(saved: Saved) -> ConfigDict:
     names_of_corpora = (corpus["name"] for corpus in saved.origin.corpora)
     config.data.corpus = ",".join(names_of_corpora)
     config.data.cache = ""
-    config.init_from = PurePosixPath(config.init_from).name
+    config.init_from = short_name(config.init_from)
     return config
+
+
+def short_name(path: str) -> str:
+    """What tells weights apart: the end of their path, with a name of the user's own.
+
+    That is the name of a directory, or of the one that holds a file or a checkpoint.
+    """
+    parts = PurePosixPath(path).parts
+    count = 1
+    if parts[-2:-1] == (DIRECTORY,):
+        count = 3
+    elif PurePosixPath(path).suffix in _WEIGHT_SUFFIXES:
+        count = 2
+    return "/".join(parts[-count:])
 
 
 def _describe_model(saved: Saved) -> dict[str, Any]:
