@@ -8,7 +8,7 @@ import string
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -59,6 +59,9 @@ _WORDS_PER_LINE = 50
 _LEAST_COUNT = 20
 # Bytes of a character in UTF-8, at most.
 _LONGEST_CODE = 4
+# Behind a model, normalizer_spec.add_dummy_prefix = false: protocol buffers merge what
+# is appended into what is there.
+_NO_FIRST_SPACE = b"\x1a\x02\x18\x00"
 # Of the library's messages, those below an error.
 _QUIET = 2
 
@@ -96,6 +99,11 @@ class SentencePiece(Tokenizer):
             elif not (model.IsControl(i) or model.IsUnknown(i) or model.IsUnused(i)):
                 edges[i] = _piece_edges(token)
         return edges
+
+    @functools.cached_property
+    def inside(self) -> "SentencePiece":
+        """The same without the space that a line begins with."""
+        return replace(self, model=self.model + _NO_FIRST_SPACE)
 
     def spell(self, index: int) -> tuple[str, bool]:
         """Returns how a token looks in running text, and if a space precedes it."""

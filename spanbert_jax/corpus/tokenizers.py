@@ -203,6 +203,11 @@ class Tokenizer(abc.ABC):
             for parts in found
         ]
 
+    @property
+    @abc.abstractmethod
+    def inside(self) -> "Tokenizer":
+        """The same for text inside a line that no space precedes, as behind a mask."""
+
     @abc.abstractmethod
     def spell(self, index: int) -> tuple[str, bool]:
         """Returns how a token looks in running text, and if a space precedes it."""

@@ -61,6 +61,11 @@ class WordPiece(Tokenizer):
         starts = [not token.startswith(_INSIDE) for token in self.tokens]
         return np.where(starts, STARTS, 0).astype(np.uint8)
 
+    @property
+    def inside(self) -> "WordPiece":
+        """Itself: a word is spelt the same wherever it stands."""
+        return self
+
     def spell(self, index: int) -> tuple[str, bool]:
         """Returns how a token looks in running text, and if a space precedes it."""
         token = self.tokens[index]
