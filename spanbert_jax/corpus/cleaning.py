@@ -136,9 +136,7 @@ def clean_line(text: str, unicode: NormalForm, dirt: Dirt) -> str:
         unicode: the normal form.
         dirt: to count in.
     """
-    if _DIRTY.search(text):
-        text = _remove(text, dirt)
-    return _normalise(text, unicode).strip()
+    return normalise(remove_dirt(text, dirt), unicode).strip()
 
 
 def clean_record(text: str, unicode: NormalForm, dirt: Dirt) -> list[str]:
@@ -196,12 +194,20 @@ def clean_lines(
             if _ESCAPED.search(line):
                 raw_line = line.encode(errors="surrogateescape")
                 line = decode(raw_line, invalid, dirt, where)
-            line = _remove(line, dirt)
-        lines.append(_normalise(line, unicode).strip())
+            line = remove_dirt(line, dirt)
+        lines.append(normalise(line, unicode).strip())
     return lines, dirts
 
 
-def _remove(text: str, dirt: Dirt) -> str:
+def remove_dirt(text: str, dirt: Dirt) -> str:
+    """Applies the table to a text, character by character.
+
+    Args:
+        text: of any kind; line feeds stay.
+        dirt: to count in.
+    """
+    if not _DIRTY.search(text):
+        return text
     for name, pattern, instead in _RULES:
         text, count = pattern.subn(instead, text)
         if count:
@@ -218,10 +224,11 @@ def _is_clean(text: str, raw: bytes) -> bool:
 
 def _strip_lines(text: str, unicode: NormalForm) -> list[str]:
     # No normal form makes or joins anything across a line feed.
-    return list(map(str.strip, _normalise(text, unicode).split("\n")))
+    return list(map(str.strip, normalise(text, unicode).split("\n")))
 
 
-def _normalise(text: str, unicode: NormalForm) -> str:
+def normalise(text: str, unicode: NormalForm) -> str:
+    """Brings a text into a normal form."""
     if unicode == "none" or text.isascii():
         return text
     return unicodedata.normalize(unicode.upper(), text)
