@@ -317,9 +317,9 @@ class _View:
 
 
 def _view(tokenizer: Tokenizer, masked: MaskedBlocks) -> _View:
-    tokens = [_printable(tokenizer.tokens[i]) for i in masked.tokens]
+    tokens = [printable(tokenizer.tokens[i]) for i in masked.tokens]
     spelt = [tokenizer.spell(i) for i in masked.tokens]
-    texts = [_printable(text) for text, _ in spelt]
+    texts = [printable(text) for text, _ in spelt]
     spaced = np.array([is_spaced for _, is_spaced in spelt], bool)
     # A segment that begins inside a word keeps [CLS] or [SEP] apart.
     spaced[masked.segments[:-1]] = True
@@ -350,7 +350,7 @@ def _spans(masked: MaskedBlocks, tokenizer: Tokenizer) -> Iterator[_Span]:
         yield _Span(
             begin=begin + ahead,
             actions=masks.action[part].tolist(),
-            became=[_printable(tokenizer.tokens[i]) for i in masks.replacement[part]],
+            became=[printable(tokenizer.tokens[i]) for i in masks.replacement[part]],
         )
 
 
@@ -390,7 +390,7 @@ def _describe_span(
     label = "mixed" if mixed else _LABELS[span.actions[0]]
     style = "faint" if mixed else ACTION_NAMES[span.actions[0]]
     head = f"  {number:>4}  {span.begin:>4}  {paint(f'{label:<6}', style)}  "
-    hang = " " * _columns(head)
+    hang = " " * columns(head)
     names = [ACTION_NAMES[action] for action in span.actions]
     inside = zip(tokens[span.begin : end], names, strict=True)
     numbers = [paint(str(offset), "faint") for offset in range(1, len(names) + 1)]
@@ -417,19 +417,20 @@ def wrap(
         later: what the other lines begin with.
         gap: what stands between two cells.
     """
-    line, used, empty = first, _columns(first), True
+    line, used, empty = first, columns(first), True
     for cell in cells:
-        size = _columns(cell)
+        size = columns(cell)
         if not empty and used + len(gap) + size > width:
             yield line
-            line, used, empty = later, _columns(later), True
+            line, used, empty = later, columns(later), True
         line += cell if empty else gap + cell
         used += size + (0 if empty else len(gap))
         empty = False
     yield line
 
 
-def _columns(text: str) -> int:
+def columns(text: str) -> int:
+    """How many columns of a terminal a text takes; colours take none."""
     return sum(
         0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in "WF")
         for c in _ESCAPE.sub("", text)
@@ -440,6 +441,6 @@ def _count(things: Sized, noun: str) -> str:
     return f"{len(things):,} {noun}{'' if len(things) == 1 else 's'}"
 
 
-def _printable(token: str) -> str:
+def printable(token: str) -> str:
     """Spells out what would move the cursor, such as U+2028."""
     return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in token)
