@@ -68,11 +68,14 @@ def outcome(work: Callable[[], int | None]) -> int | None:
         return INTERRUPTED
 
 
-def run(main: Callable[[Sequence[str]], int | None]) -> None:
+def run(
+    main: Callable[[Sequence[str]], int | None], takes_arguments: bool = False
+) -> None:
     """Runs a command: parses its flags, calls `main`, exits with the right code.
 
     Args:
         main: takes argv without the flags; returns the exit code (None means 0).
+        takes_arguments: whether argv may hold anything else; if not, it is refused.
     """
 
     def guarded(argv: Sequence[str]) -> int | None:
@@ -80,7 +83,7 @@ def run(main: Callable[[Sequence[str]], int | None]) -> None:
         # log would bury that under tracebacks. --verbosity=0 shows it.
         if not flags.FLAGS["verbosity"].present:
             logging.set_verbosity(logging.FATAL)
-        if len(argv) > 1:
+        if len(argv) > 1 and not takes_arguments:
             fault = f"unknown argument {argv[1]!r}; flags begin with --"
             return report(InputError(fault))
         code = outcome(lambda: main(argv))
