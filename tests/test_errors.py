@@ -80,3 +80,22 @@ def test_a_storage_error_hides_no_other_failure() -> None:
     assert "ValueError: a bug\n" in done.errors
     assert done.errors.endswith("\nerror: the disk is full\n")
     assert _ECHO not in done.errors
+
+
+@pytest.mark.parametrize(
+    ("takes", "code", "output", "message"),
+    [
+        (False, 2, "", "error: unknown argument 'a word'; flags begin with --\n"),
+        (True, 0, "['-c', 'a word', '-b']\n", ""),
+    ],
+)
+def test_arguments_are_for_commands_that_take_them(takes, code, output, message):
+    code_of_it = f"from spanbert_jax import errors; errors.run(print, {takes})"
+    done = subprocess.run(
+        [sys.executable, "-c", code_of_it, "a word", "--", "-b"],
+        cwd=runs.REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (code, output, message)
