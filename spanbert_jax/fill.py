@@ -2,8 +2,9 @@
 
 python -m spanbert_jax.fill --model=runs/mine "The [MASK] [MASK] won the game ."
 
-Without a text, or for the text "-", each line of the standard input is one. It works on
-the CPU, unless JAX_PLATFORMS says otherwise.
+Without a text, or for the text "-", each line of the standard input is one. A text that
+begins with a dash comes behind "--". It works on the CPU, unless JAX_PLATFORMS says
+otherwise.
 """
 
 import dataclasses
@@ -49,9 +50,8 @@ _LEAST_WIDTH = 60
 
 def main(argv: Sequence[str]) -> None:
     """Prints what the masks of each text are filled with."""
-    # Whatever the terminal cannot show is spelt out, and what is not UTF-8 left out.
+    # Whatever the terminal cannot show is spelt out.
     sys.stdout.reconfigure(errors="backslashreplace")
-    sys.stdin.reconfigure(encoding="utf-8", errors="replace")
     # A run that is going on holds the accelerator, of which a text has no need.
     if not jax.config.jax_platforms:
         jax.config.update("jax_platforms", "cpu")
@@ -79,6 +79,8 @@ def _texts(arguments: Sequence[str]) -> Iterator[str]:
         if argument != _INPUT:
             yield argument
         else:
+            # What is not UTF-8 is left out, as in a corpus.
+            sys.stdin.reconfigure(encoding="utf-8", errors="replace")
             yield from (line.strip() for line in sys.stdin if line.strip())
 
 

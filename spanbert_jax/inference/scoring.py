@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from spanbert_jax.data.batch import Batch
+from spanbert_jax.model.encoder import Encoder, Geometry
 from spanbert_jax.model.spanbert import SpanBert
 
 _TOKEN_KEYS = ("token_ids", "segment_ids", "position_ids", "type_ids")
@@ -108,7 +109,8 @@ class Scorer(NamedTuple):
 
     def _encode(self, texts: Sequence[np.ndarray]) -> jax.Array:
         """Hidden states of texts, at least one, and of padding: [R, L, D]."""
-        return _encode(self.model, self.params, _make_rows(texts))
+        encoder = self.params["encoder"]
+        return _encode(self.model.geometry, encoder, _make_rows(texts))
 
 
 def _groups(lengths: Sequence[int]) -> Iterator[list[int]]:
@@ -137,9 +139,8 @@ def _up(number: int, step: int) -> int:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _encode(model: SpanBert, params: Any, batch: Batch) -> jax.Array:
-    variables = {"params": params}
-    return model.apply(variables, batch, deterministic=True, method="encode")
+def _encode(geometry: Geometry, params: Any, batch: Batch) -> jax.Array:
+    return Encoder(geometry).apply({"params": params}, **batch, deterministic=True)
 
 
 @functools.partial(jax.jit, static_argnums=0)
