@@ -29,7 +29,9 @@ from spanbert_jax.inference.filling import (
 )
 from spanbert_jax.inference.predictor import Predictor
 from spanbert_jax.inference.table import describe_filled
+from spanbert_jax.interop.huggingface import write_export
 from spanbert_jax.interop.pretrained import parameter_shapes
+from spanbert_jax.training.saved import read_saved
 
 TEXT = "Tu [MASK] [MASK] gonalo solu [MASK] ."
 
@@ -269,3 +271,16 @@ def test_a_run_is_loaded(workdir, model, corpus):
         spanbert_jax.load(workdir, 7)
     with pytest.raises(InputError, match=r"neither .* a run nor an export"):
         spanbert_jax.load(workdir.parent)
+
+
+def test_an_export_is_the_same_model(workdir, model, tmp_path):
+    directory = tmp_path / "export"
+    write_export(read_saved(workdir, "--workdir"), directory)
+    exported = spanbert_jax.load(directory)
+    assert exported.step == 10
+    assert exported.fill(TEXT) == model.fill(TEXT)
+    one, other = (each.encode([TEXT])[0].hidden for each in (exported, model))
+    np.testing.assert_array_equal(one, other)
+    done = fill(f"--model={directory}", "--step=5", TEXT)
+    assert done.code == 2
+    assert "is an export of step 10; it has no step 5" in done.errors

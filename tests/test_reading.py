@@ -13,6 +13,7 @@ from spanbert_jax.corpus.tokenizers import Normalisation, Specials, Tokenizer
 from spanbert_jax.corpus.wordpiece import load_wordpiece
 from spanbert_jax.errors import InputError
 from spanbert_jax.inference import reading
+from spanbert_jax.interop.tokenizer import fast_tokenizer
 from vocabularies import (
     KINDS,
     SPECIALS,
@@ -118,6 +119,17 @@ def test_a_mask_has_one_space_of_a_model_that_keeps_them():
     texts = [text.replace("  ", " ") for text in make_texts(200)]
     assert_masks_disturb_nothing(tokenizer, texts)
     assert spell(tokenizer, "[MASK] [MASK]  [MASK]")[1:-1] == ["[MASK]"] * 3
+
+
+def test_exported_tokenizers_read_masks_alike(tokenizer):
+    generator = random.Random(6)
+    texts = [with_masks(tokenizer, text, generator)[0] for text in make_texts(200)]
+    texts += ["[MASK]", " [MASK][MASK]  [MASK] ,a", "a[MASK]b [MASK].", "\t[MASK]\t"]
+    exported = fast_tokenizer(tokenizer).encode_batch(texts)
+    for text, tokens, other in zip(
+        texts, reading.read(tokenizer, texts), exported, strict=True
+    ):
+        assert tokens.ids.tolist() == other.ids, text
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
