@@ -1,5 +1,6 @@
 """The predictor: a trained model with its tokenizer, from texts to what it says."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -178,8 +179,13 @@ def load(path: Path, setting: str, step: int | None = None) -> Predictor:
     Raises:
         InputError: it is neither, or has no such step, or cannot be read.
         StorageError: no step of the run can be read.
+
+    Warns:
+        UserWarning: newer steps of the run cannot be read.
     """
-    config, params, tokenizer, step = read_pretrained(path, setting, step)
+    config, params, tokenizer, step, broken = read_pretrained(path, setting, step)
+    for number, reason in broken.items():
+        warnings.warn(f"step {number} of {path} cannot be read: {reason}", stacklevel=3)
     # The next-sentence head has no say here.
     model = portable_model(config, tokenizer.vocab_size).clone(nsp=False)
     return Predictor(config, step, tokenizer, Scorer(model, jax.device_put(params)))

@@ -95,8 +95,11 @@ def read_source(path: Path, config: ConfigDict) -> Source:
     ):
         heads = [name for name in tensors if name.startswith(_SBO)]
         skipped = {name: tensors.pop(name).shape for name in heads}
+    kind = f"{'an export' if is_export(path) else 'a run'}, step {model.step}"
+    if model.broken:
+        kind += f", as no newer one can be read: {', '.join(map(str, model.broken))}"
     return Source(
-        f"{'an export' if is_export(path) else 'a run'}, step {model.step}",
+        kind,
         tensors,
         skipped,
         model.config.model.num_heads,
@@ -130,7 +133,7 @@ def initial_params(
         InputError: the weights cannot be read, do not fit the model or the vocabulary,
             or lack too much of the encoder.
     """
-    path = Path(config.init_from)
+    path = Path(config.init_from).expanduser()
     where = f"init_from={path}"
     source = read_source(path, config)
     _check_sizes(source, config, tokenizer, where)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,12 +44,14 @@ class Pretrained(NamedTuple):
         params: float32 NumPy arrays.
         tokenizer: its tokenizer.
         step: updates done.
+        broken: newer steps of a run that could not be read, with the reason.
     """
 
     config: ConfigDict
     params: dict[str, Any]
     tokenizer: Tokenizer
     step: int
+    broken: Mapping[int, str]
 
 
 def portable_model(config: ConfigDict, vocab_size: int) -> SpanBert:
@@ -95,7 +98,13 @@ def read_pretrained(path: Path, setting: str, step: int | None = None) -> Pretra
             f" there is no checkpoints/ and no {DESCRIPTION} in it"
         )
     saved = read_saved(path, setting, step)
-    return Pretrained(saved.config, saved.params, saved.origin.tokenizer, saved.step)
+    return Pretrained(
+        saved.config,
+        saved.params,
+        saved.origin.tokenizer,
+        saved.step,
+        saved.broken,
+    )
 
 
 def describe(saved: Saved) -> dict[str, Any]:
@@ -156,7 +165,7 @@ def read_export(directory: Path, setting: str) -> Pretrained:
         tensors |= {f"{SBO_PREFIX}{name}": array for name, array in of_sbo.items()}
     _check_shapes(tensors, shapes, tokenizer.vocab_size, f"{setting}={directory}")
     flat = names.to_params(tensors, shapes, tokenizer.vocab_size)
-    return Pretrained(config, unflatten_dict(flat, sep="/"), tokenizer, step)
+    return Pretrained(config, unflatten_dict(flat, sep="/"), tokenizer, step, {})
 
 
 def _read_tensors(path: Path, setting: str) -> Tensors:
