@@ -1,7 +1,18 @@
 """Strict JAX on eight virtual CPU devices, and a toy corpus."""
 
+import atexit
 import os
+import shutil
+import tempfile
 
+# Compiling is most of the time of a test: done without effort, and once for all
+# processes of a session, which inherit these.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    _compiled = tempfile.mkdtemp(prefix="spanbert_jax-tests-")
+    atexit.register(shutil.rmtree, _compiled, ignore_errors=True)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _compiled
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "true"
 # Before anything imports jax (tensorflow does, too).
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"

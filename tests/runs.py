@@ -1,26 +1,21 @@
 """Runs of the tests, in this process or in their own, and what they leave behind."""
 
-import atexit
 import contextlib
-import functools
 import io
 import json
 import os
 import select
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from jax.experimental.compilation_cache import compilation_cache
 from ml_collections import ConfigDict
 
 import toy
@@ -88,41 +83,6 @@ def make_config(cache: Path, corpus: Corpus) -> ConfigDict:
     return config
 
 
-@functools.cache
-def _compiled() -> str:
-    directory = tempfile.mkdtemp(prefix="spanbert_jax-tests-")
-    atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    return directory
-
-
-def _quick_settings() -> dict[str, Any]:
-    """Compiling is most of the time of a toy run: do it once, and without effort."""
-    return {
-        "jax_compilation_cache_dir": _compiled(),
-        "jax_persistent_cache_min_compile_time_secs": 0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-        "jax_disable_most_optimizations": True,
-    }
-
-
-@contextlib.contextmanager
-def quick_compilation() -> Iterator[None]:
-    """Compiles as `_quick_settings` says, for a while."""
-    old = {name: jax.config.values[name] for name in _quick_settings()}
-    _configure(_quick_settings())
-    try:
-        yield
-    finally:
-        _configure(old)
-
-
-def _configure(settings: Mapping[str, Any]) -> None:
-    for name, value in settings.items():
-        jax.config.update(name, value)
-    # The cache is opened at the first compilation, and then for good.
-    compilation_cache.reset_cache()
-
-
 class _Tap(io.StringIO):
     """Keeps what is printed, and shows it to a listener first."""
 
@@ -144,7 +104,7 @@ def start(
 ) -> Outcome:
     """Starts a run in this process, and waits for its end."""
     output = _Tap(listener)
-    with contextlib.redirect_stdout(output), quick_compilation():
+    with contextlib.redirect_stdout(output):
         code = train(config, mix([corpus]), workdir, start_from=start_from)
     return Outcome(code, output.getvalue())
 
@@ -159,11 +119,12 @@ def command(config: ConfigDict, workdir: Path) -> list[str]:
 
 
 def environment(devices: int = 1) -> dict[str, str]:
-    """Of a process: some CPU devices, compiled as in `quick_compilation`."""
-    mine = {name.upper(): str(value) for name, value in _quick_settings().items()}
-    mine["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
-    mine |= {"JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
-    mine["PYTHONPATH"] = str(REPOSITORY)
+    """Of a process with some CPU devices; else that of the tests."""
+    mine = {
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONPATH": str(REPOSITORY),
+    }
     return {**os.environ, **mine}
 
 

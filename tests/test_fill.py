@@ -5,7 +5,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -34,12 +34,6 @@ from spanbert_jax.interop.pretrained import parameter_shapes
 from spanbert_jax.training.saved import read_saved
 
 TEXT = "Tu [MASK] [MASK] gonalo solu [MASK] ."
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick_compilation() -> Iterator[None]:
-    with runs.quick_compilation():
-        yield
 
 
 @pytest.fixture(scope="module")

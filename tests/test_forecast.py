@@ -11,7 +11,6 @@ from ml_collections import ConfigDict
 
 import toy
 from configs import large
-from runs import quick_compilation
 from spanbert_jax import settings
 from spanbert_jax.errors import InputError
 from spanbert_jax.settings import MESH_AXES
@@ -245,8 +244,7 @@ def forecast_parts(parts: int) -> forecasts.Forecast:
     config.train.batch_size = 8 * parts
     config.train.accumulation = parts
     config.mesh.fsdp = 4
-    with quick_compilation():
-        return forecasts.make_forecast(config, parse_topology("cpu:8"), 384, 0.4, True)
+    return forecasts.make_forecast(config, parse_topology("cpu:8"), 384, 0.4, True)
 
 
 @pytest.fixture(scope="module")

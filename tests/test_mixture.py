@@ -36,8 +36,7 @@ def config(corpora: tuple[Corpus, Corpus], toy_cache: Path) -> ConfigDict:
 
 
 def start(config: ConfigDict, workdir: Path) -> int:
-    with runs.quick_compilation():
-        return train(config, settings.open_corpora(config), workdir)
+    return train(config, settings.open_corpora(config), workdir)
 
 
 def test_a_mixture_resumes_as_one_corpus_does_and_logs_its_shares(

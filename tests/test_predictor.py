@@ -2,7 +2,7 @@
 
 import itertools
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ import pytest
 from scipy.special import log_softmax
 
 import reference
-import runs
 import toy
 from spanbert_jax.corpus.tokenizers import Tokenizer
 from spanbert_jax.corpus.wordpiece import load_wordpiece
@@ -37,12 +36,6 @@ FORMS = [
     )
 ]
 Sequence_ = tuple[int, ...]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick_compilation() -> Iterator[None]:
-    with runs.quick_compilation():
-        yield
 
 
 def make_predictor(

@@ -41,8 +41,7 @@ def config(toy_cache: Path, corpus: Corpus) -> ConfigDict:
 def start(
     config: ConfigDict, corpus: Corpus, workdir: Path, profile: range = NO_STEPS
 ) -> int:
-    with runs.quick_compilation():
-        return train(config, mix([corpus]), workdir, profile)
+    return train(config, mix([corpus]), workdir, profile)
 
 
 def traced(file: Path) -> list[int]:

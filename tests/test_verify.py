@@ -47,7 +47,7 @@ def copy(export: Path, tmp_path: Path) -> Path:
 
 
 def compare(saved: Saved, directory: Path, texts: list[str]) -> verify.Verdict:
-    with models.one_thread(), runs.quick_compilation():
+    with models.one_thread():
         return verify.compare(saved, directory, texts)
 
 
@@ -216,7 +216,7 @@ def test_an_export_that_is_another_model_is_an_error(
     saved: Saved, copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     nudge("sbo.safetensors", "bias", 2e-4)(copy)
-    with models.one_thread(), runs.quick_compilation():
+    with models.one_thread():
         assert not verify.verify(saved, copy)
     told = capsys.readouterr()
     assert re.search(r"tokens: .*SBO logits 2\.0e-04", told.out)
