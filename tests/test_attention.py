@@ -14,6 +14,7 @@ from spanbert_jax import settings
 from spanbert_jax.data.batch import BatchShape
 from spanbert_jax.errors import InputError
 from spanbert_jax.model.attention import Attention, cudnn, plain, splash
+from spanbert_jax.model.dropout import NO_DROP, Drop
 from spanbert_jax.training.program import make_program
 from spanbert_jax.training.sharding import make_mesh, on
 from test_sharding import compose, make_config
@@ -44,7 +45,45 @@ def drawn(dtype: str = "float32") -> list[jax.Array]:
 
 def attend(attention: Attention, segment_ids: np.ndarray) -> Callable:
     ids = jnp.asarray(segment_ids)
-    return lambda q, k, v: attention(q, k, v, ids, lambda weights: weights)
+    return lambda q, k, v: attention(q, k, v, ids, NO_DROP)
+
+
+def by_rows_and_heads(
+    qkv: list[jax.Array], segment_ids: np.ndarray, drop: Drop
+) -> jax.Array:
+    """Attention as it is written in a textbook, for jax to differentiate."""
+    q, k, v = (x.astype(jnp.float32).transpose(0, 2, 1, 3) for x in qkv)
+    scores = q @ k.transpose(0, 1, 3, 2) / SIZE**0.5
+    seen = segment_ids[:, None, :, None] == segment_ids[:, None, None, :]
+    weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf))
+    return (drop(weights) @ v).transpose(0, 2, 1, 3)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.25])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [("float32", 2e-6), ("bfloat16", 1e-2)]
+)
+def test_values_and_gradients_are_those_of_the_textbook(
+    segment_ids: np.ndarray, rate: float, dtype: str, tolerance: float
+) -> None:
+    """Relative to their norm, with the same things dropped in both passes."""
+    real = (segment_ids > 0)[..., None, None]
+    slopes = np.random.default_rng(1).normal(size=(ROWS, LENGTH, HEADS, SIZE)) * real
+    drop = Drop(jnp.array([1, 2], jnp.uint32), rate)
+    qkv = drawn(dtype)
+
+    def outcome(function: Callable[..., jax.Array], qkv: list[jax.Array]) -> list:
+        y, pull = jax.vjp(function, *qkv)
+        return [y * real, *pull(jnp.asarray(slopes, y.dtype))]
+
+    ids = jnp.asarray(segment_ids)
+    found = outcome(lambda *qkv: plain(*qkv, ids, drop), qkv)
+    wide = [x.astype(jnp.float32) for x in qkv]
+    expected = outcome(lambda *qkv: by_rows_and_heads(qkv, segment_ids, drop), wide)
+    for mine, other in zip(found, expected, strict=True):
+        assert mine.dtype == jnp.dtype(dtype)
+        mine, other = np.asarray(mine, np.float64), np.asarray(other, np.float64)
+        assert np.linalg.norm(mine - other) < tolerance * np.linalg.norm(other)
 
 
 @pytest.mark.parametrize("name", FUSED)

@@ -10,17 +10,15 @@ import numpy as np
 import pytest
 from flax import linen as nn
 from scipy.special import erf
-from scipy.stats import chisquare
 
 import reference
 import text
+from spanbert_jax.model.dropout import Drop, Dropout
 from spanbert_jax.model.encoder import (
-    Dropout,
     Encoder,
     Geometry,
     gelu,
     layer_norm,
-    random_bytes,
 )
 
 HEADS, LENGTH = 4, 24
@@ -223,108 +221,37 @@ def test_bfloat16_is_close_to_float32(
     assert 0 < np.sqrt((error**2).mean()) < 0.05
 
 
-@pytest.mark.parametrize(
-    ("rate", "dropped"), [(0.1, 26), (0.5, 128), (0.25, 64), (0.9, 230)]
-)
-def test_dropout_drops_256ths_and_keeps_the_mean(rate: float, dropped: int) -> None:
-    size = 2_000_000
-    y = Dropout(rate).apply(
-        {}, jnp.ones(size), False, rngs={"dropout": jax.random.key(3)}
-    )
-    y = np.asarray(y)
-    share = dropped / 256
-    assert set(np.unique(y)) == {0, np.float32(256 / (256 - dropped))}
-    deviation = math.sqrt(share * (1 - share) / size)
-    assert abs((y == 0).mean() - share) < 4 * deviation
-    assert abs(y.mean(dtype=np.float64) - 1) < 4 * deviation / (1 - share)
-
-
-@pytest.mark.parametrize("shape", [(4096,), (64, 61), (3, 7, 11, 18), (5, 1), (2, 0)])
-def test_random_bytes_have_the_shape_asked_for(shape: tuple[int, ...]) -> None:
-    drawn = random_bytes(jax.random.key(1), shape)
-    assert (drawn.shape, drawn.dtype) == (shape, jnp.uint8)
-
-
-def test_random_bytes_are_uniform_in_every_column() -> None:
-    # 10 is no multiple of the four bytes that one draw gives.
-    drawn = np.asarray(random_bytes(jax.random.key(2), (100_000, 10)))
-    for column in drawn.T:
-        assert chisquare(np.bincount(column, minlength=256)).pvalue > 1e-4
-
-
-@pytest.mark.parametrize("kind", ["threefry2x32", "rbg"])
-def test_every_kind_of_key_drops_its_share(kind: str) -> None:
-    key, size = jax.random.key(6, impl=kind), 1_000_000
-    drop = jax.jit(lambda key: Dropout(0.1).apply({}, x, False, rngs={"dropout": key}))
-    x = jnp.ones(size)
-    first, again, other = (
-        np.asarray(drop(jax.random.fold_in(key, step))) == 0 for step in (0, 0, 1)
-    )
-    np.testing.assert_array_equal(first, again)
-    share = 26 / 256
-    deviation = math.sqrt(share * (1 - share) / size)
-    assert abs(first.mean() - share) < 4 * deviation
-    # Two masks are independent: both drop what each drops by itself.
-    assert abs((first & other).mean() - share**2) < 4 * share / math.sqrt(size)
-
-
-@pytest.mark.parametrize("rate", [0.001, 0.997, 0.999])
-def test_dropout_of_an_extreme_rate_is_finite(rate: float) -> None:
-    rngs = {"dropout": jax.random.key(5)}
-    y = Dropout(rate).apply({}, jnp.ones(10_000), False, rngs=rngs)
-    assert np.isfinite(y).all()
-    assert np.mean(y) == pytest.approx(1, abs=0.6)
-
-
-def test_dropout_of_neighbours_is_independent() -> None:
-    y = Dropout(0.5).apply(
-        {}, jnp.ones((1000, 1000)), False, rngs={"dropout": jax.random.key(4)}
-    )
-    kept = np.asarray(y) > 0
-    for lag in (1, 2, 3, 4):
-        for a, b in ((kept[lag:], kept[:-lag]), (kept[:, lag:], kept[:, :-lag])):
-            assert abs((a == b).mean() - 0.5) < 4 * 0.5 / 1000
-
-
-@pytest.mark.parametrize("rate", [0.0, 0.1])
-def test_a_deterministic_dropout_is_the_identity(rate: float) -> None:
-    x = jnp.arange(1000.0)
-    np.testing.assert_array_equal(Dropout(rate).apply({}, x, True), x)
-
-
-def test_a_dropout_key_means_one_mask_and_another_key_another() -> None:
-    def drop(seed: int) -> np.ndarray:
-        rngs = {"dropout": jax.random.key(seed)}
-        return np.asarray(Dropout(0.5).apply({}, jnp.ones(1000), False, rngs=rngs))
-
-    np.testing.assert_array_equal(drop(0), drop(0))
-    assert 400 < (drop(0) != drop(1)).sum() < 600
-
-
-def test_dropout_acts_on_embeddings_attention_and_sublayers() -> None:
+def test_dropout_acts_on_embeddings_attention_and_sublayers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """BERT's places: the embeddings, the attention's probabilities, each sublayer."""
     encoder = Encoder(make_geometry(dropout=0.125, attention_dropout=0.25))
-    seen = []
+    drawn, dropped = [], []
 
     def note(call: Callable, args: tuple, kwargs: dict, context: object) -> object:
-        if isinstance(context.module, Dropout):
-            x, deterministic = args
-            assert not deterministic
-            seen.append((context.module.path, context.module.rate, x.shape))
+        if context.method_name == "draw":
+            drawn.append((context.module.path, context.module.rate))
         return call(*args, **kwargs)
 
+    def note_shape(drop: Drop, x: jax.Array) -> jax.Array:
+        dropped.append((drop.rate, x.shape))
+        return x
+
+    monkeypatch.setattr(Drop, "__call__", note_shape)
     inputs = make_inputs([[LENGTH]])
     with nn.intercept_methods(note):
         keys = {name: jax.random.key(0) for name in ("params", "dropout")}
         jax.eval_shape(lambda: encoder.init(keys, **inputs, deterministic=False))
-    states, probabilities = (1, LENGTH, 32), (1, HEADS, LENGTH, LENGTH)
     # The loop over layers traces its body, and that more than once.
-    assert list(dict.fromkeys(seen)) == [
-        (("embedding_dropout",), 0.125, states),
-        (("layers", "attention", "Dropout_0"), 0.25, probabilities),
-        (("layers", "Dropout_0"), 0.125, states),
-        (("layers", "Dropout_1"), 0.125, states),
+    assert list(dict.fromkeys(drawn)) == [
+        (("embedding_dropout",), 0.125),
+        (("layers", "attention", "Dropout_0"), 0.25),
+        (("layers", "Dropout_0"), 0.125),
+        (("layers", "Dropout_1"), 0.125),
     ]
+    states = (0.125, (1, LENGTH, 32))
+    probabilities = (0.25, (1, HEADS, LENGTH, LENGTH))
+    assert dropped[:4] == [states, probabilities, states, states]
 
 
 def test_each_dropout_of_the_encoder_draws_its_own_mask(params: reference.Tree) -> None:
@@ -334,7 +261,7 @@ def test_each_dropout_of_the_encoder_draws_its_own_mask(params: reference.Tree) 
 
     def note(call: Callable, args: tuple, kwargs: dict, context: object) -> object:
         y = call(*args, **kwargs)
-        if isinstance(context.module, Dropout) and y.ndim == 3:
+        if isinstance(y, jax.Array) and isinstance(context.module, Dropout):
             # What is computed in a loop cannot leave it otherwise.
             jax.debug.callback(lambda dropped: masks.append(dropped), y == 0)
         return y

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from spanbert_jax.model.attention import ATTENTION
+from spanbert_jax.model.dropout import Dropout
 
 LAYER_NORM_EPSILON = 1e-12
 _INITIALIZER = nn.initializers.normal(0.02)
@@ -80,39 +81,6 @@ class Geometry:
     def padded_vocab_size(self) -> int:
         """Rows of the token table: V up to a multiple of 128, a TPU's lanes."""
         return -(-self.vocab_size // 128) * 128
-
-
-def random_bytes(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Uniform uint8, four from each 32-bit draw.
-
-    jax.random.bits draws 32 bits even for a uint8, and random bits are a tenth of a
-    step's time on a CPU.
-    """
-    *rest, size = shape
-    words = jax.random.bits(key, (*rest, -(-size // 4)), jnp.uint32)
-    quarters = jax.lax.bitcast_convert_type(words, jnp.uint8)
-    return quarters.reshape(*rest, -1)[..., :size]
-
-
-class Dropout(nn.Module):
-    """Dropout from 8 random bits an element.
-
-    The rate is rounded to a multiple of 1/256 below 1 (0.1 becomes 26/256), and the
-    kept values are scaled by the rate as rounded, so that the mean is kept.
-    """
-
-    rate: float
-
-    @nn.compact
-    def __call__(self, x: jax.Array, deterministic: bool) -> jax.Array:
-        """Drops elements of x, of at least one axis; `rngs` needs "dropout"."""
-        dropped = min(round(self.rate * 256), 255)
-        if deterministic or dropped == 0:
-            return x
-        kept = random_bytes(self.make_rng("dropout"), x.shape) >= dropped
-        # In float32: bfloat16 has no number near 256/230, and would shrink the mean.
-        scaled = x.astype(jnp.float32) * (256 / (256 - dropped))
-        return jnp.where(kept, scaled.astype(x.dtype), jnp.zeros((), x.dtype))
 
 
 def constrain(x: jax.Array, *names: str | None) -> jax.Array:
@@ -192,11 +160,10 @@ class SelfAttention(nn.Module):
             y = y.reshape(*y.shape[:-1], heads, size // heads)
             return constrain(y, "rows", None, "heads", None)
 
-        dropout = Dropout(g.attention_dropout)
         y_RxLxHxK = ATTENTION[g.attention](
             *map(project, ("query", "key", "value")),
             segment_ids_RxL,
-            lambda weights: dropout(weights, deterministic),
+            Dropout(g.attention_dropout).draw(deterministic),
         )
         y_RxLxD = y_RxLxHxK.reshape(x_RxLxD.shape)
         return dense(size, g.dtype, ("heads", "embed"), "output")(y_RxLxD)
