@@ -17,6 +17,7 @@ from spanbert_jax.model.dropout import Drop, Dropout
 from spanbert_jax.model.encoder import (
     Encoder,
     Geometry,
+    flat_product,
     gelu,
     layer_norm,
 )
@@ -121,6 +122,16 @@ def test_gelu_is_the_exact_form() -> None:
     x = np.linspace(-6, 6, 1001)
     expected = x * (1 + erf(x / math.sqrt(2))) / 2
     np.testing.assert_allclose(gelu(jnp.asarray(x, jnp.float32)), expected, atol=2e-6)
+
+
+def test_a_flat_product_is_the_product_and_its_gradients() -> None:
+    rng = np.random.default_rng(0)
+    x, kernel, g = (rng.normal(size=size) for size in ((2, 3, 5), (5, 7), (2, 3, 7)))
+    y, pull = jax.vjp(flat_product, *(jnp.asarray(a, jnp.float32) for a in (x, kernel)))
+    of_x, of_kernel = pull(jnp.asarray(g, jnp.float32))
+    np.testing.assert_allclose(y, x @ kernel, atol=1e-5)
+    np.testing.assert_allclose(of_x, g @ kernel.T, atol=1e-5)
+    np.testing.assert_allclose(of_kernel, np.einsum("rli,rlo->io", x, g), atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -19,6 +19,7 @@ everywhere.
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -94,6 +95,27 @@ def _initialized(
     return nn.with_logical_partitioning(initializer, names)
 
 
+def flat_product(
+    x: jax.Array, kernel_IxO: jax.Array, *_: object, **options: Any
+) -> jax.Array:
+    """Multiplies the last axis of x, the places of all rows side by side.
+
+    The kernel's gradient then sums over one axis. Where it is to sum over rows and over
+    places, XLA transposes an operand first, and on a CPU that and the product it then
+    takes are a seventh of a step's time.
+
+    Args:
+        x: [..., I].
+        kernel_IxO: the kernel.
+        options: of `jax.lax.dot`.
+
+    Returns:
+        [..., O].
+    """
+    y = jax.lax.dot(x.reshape(-1, x.shape[-1]), kernel_IxO, **options)
+    return y.reshape(*x.shape[:-1], y.shape[-1])
+
+
 def dense(
     features: int, dtype: jnp.dtype, axes: AxisNames, name: str | None = None
 ) -> nn.Dense:
@@ -104,6 +126,7 @@ def dense(
         dtype=dtype,
         kernel_init=_initialized(_INITIALIZER, *axes),
         bias_init=_initialized(nn.initializers.zeros, bias_axis),
+        dot_general=flat_product,
         name=name,
     )
 

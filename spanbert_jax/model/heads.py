@@ -15,6 +15,7 @@ from spanbert_jax.model.encoder import (
     constrain,
     dense,
     embedding,
+    flat_product,
     gelu,
     layer_norm,
 )
@@ -40,10 +41,9 @@ class VocabularyProjection(nn.Module):
         bias_V = self.param("bias", nn.initializers.zeros, (self.vocab_size,))
         padding = len(table_PxD) - self.vocab_size
         bias_P = jnp.pad(bias_V, (0, padding), constant_values=_NEVER)
-        logits_RxMxP = jnp.einsum(
-            "rmd,pd->rmp",
+        logits_RxMxP = flat_product(
             x_RxMxD,
-            table_PxD.astype(x_RxMxD.dtype),
+            table_PxD.astype(x_RxMxD.dtype).T,
             preferred_element_type=jnp.float32,
         )
         logits_RxMxP = constrain(logits_RxMxP, "rows", None, "vocab")
