@@ -124,6 +124,20 @@ def test_gelu_is_the_exact_form() -> None:
     np.testing.assert_allclose(gelu(jnp.asarray(x, jnp.float32)), expected, atol=2e-6)
 
 
+def test_the_slope_of_gelu_is_that_of_its_formula() -> None:
+    x = np.linspace(-6, 6, 1001)
+    density = np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
+    expected = (1 + erf(x / math.sqrt(2))) / 2 + x * density
+    slopes = jax.vmap(jax.grad(gelu))(jnp.asarray(x, jnp.float32))
+    np.testing.assert_allclose(slopes, expected, rtol=0, atol=1e-6)
+
+
+def test_gelu_of_bfloat16_is_the_nearest_number() -> None:
+    x = jnp.linspace(-6, 6, 2001).astype(jnp.bfloat16)
+    expected = gelu(x.astype(jnp.float32)).astype(jnp.bfloat16)
+    np.testing.assert_array_equal(gelu(x), expected)
+
+
 def test_a_flat_product_is_the_product_and_its_gradients() -> None:
     rng = np.random.default_rng(0)
     x, kernel, g = (rng.normal(size=size) for size in ((2, 3, 5), (5, 7), (2, 3, 7)))
