@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy.special import logsumexp
+from scipy.special import logsumexp, softmax
 
 from spanbert_jax.model.losses import Prediction, hits, score, token_losses
 
@@ -49,6 +49,16 @@ def test_extreme_logits_have_exact_losses_and_finite_gradients(
     np.testing.assert_allclose(loss, expected, rtol=1e-6, atol=1e-3)
     assert np.isfinite(gradient).all()
     assert abs(float(gradient.sum())) < 1e-6
+
+
+def test_the_gradient_is_the_softmax_less_the_target(rng: np.random.Generator) -> None:
+    logits = rng.normal(0, 3, (3, 5, 50)).astype(np.float32)
+    target_ids = rng.integers(0, 50, (3, 5))
+    slopes = rng.normal(size=(3, 5)).astype(np.float32)
+    _, pull = jax.vjp(lambda x: token_losses(x, jnp.asarray(target_ids)), logits)
+    expected = softmax(logits.astype(np.float64), axis=-1) - np.eye(50)[target_ids]
+    expected *= slopes[..., None]
+    np.testing.assert_allclose(*pull(slopes), expected, rtol=0, atol=2e-6)
 
 
 def test_a_hit_is_the_highest_logit_and_a_tie_counts() -> None:

@@ -20,14 +20,32 @@ class Prediction(NamedTuple):
     weight: jax.Array
 
 
+@jax.custom_vjp
 def _target_logits(logits: jax.Array, target_ids: jax.Array) -> jax.Array:
-    """The logit of each target, summed out of the others: exact, as those are 0.
+    """The logit of each target, looked up.
 
-    No look-up, which would bring together a vocabulary that is split over devices.
+    A vocabulary that is split over devices stays so: each looks up in its own part.
     """
+    return jnp.take_along_axis(logits, target_ids[..., None], axis=-1)[..., 0]
+
+
+def _look_up(logits: jax.Array, target_ids: jax.Array) -> tuple[jax.Array, tuple]:
+    # The logits' shape is all that is wanted of them; who uses them keeps them anyway.
+    return _target_logits(logits, target_ids), (logits, target_ids)
+
+
+def _spread(residuals: tuple, slopes: jax.Array) -> tuple[jax.Array, None]:
+    """The gradient as a comparison of every id, which fuses with the softmax's.
+
+    The look-up's own would write zeros over a whole vocabulary first, and scatter.
+    """
+    logits, target_ids = residuals
     shape = (1,) * target_ids.ndim + logits.shape[-1:]
     ids = jax.lax.broadcasted_iota(jnp.int32, shape, target_ids.ndim)
-    return jnp.where(ids == target_ids[..., None], logits, 0).sum(axis=-1)
+    return jnp.where(ids == target_ids[..., None], slopes[..., None], 0), None
+
+
+_target_logits.defvjp(_look_up, _spread)
 
 
 def token_losses(logits: jax.Array, target_ids: jax.Array) -> jax.Array:
