@@ -16,6 +16,7 @@ import toy
 from pairs import as_pairs
 from spanbert_jax import settings
 from spanbert_jax.data.batch import Batch, BatchShape, empty_batch
+from spanbert_jax.model.heads import add_bias
 from spanbert_jax.model.losses import score
 from spanbert_jax.model.spanbert import Logits, SpanBert
 
@@ -252,6 +253,17 @@ def test_mlm_reads_nothing_but_the_targets(
 ) -> None:
     gradient = gradients(params, hidden, make_targets())["mlm"][1]
     assert places_with_gradient(gradient) == [[5, 6, 7, 8, 12], [1, 2, 3]]
+
+
+def test_the_gradient_of_a_bias_is_a_sum_over_all_slots() -> None:
+    rng = np.random.default_rng(6)
+    x, g = rng.normal(size=(2, 3, 40, 130)).astype(np.float32)
+    bias = rng.normal(size=130).astype(np.float32)
+    y, pull = jax.vjp(add_bias, x, bias)
+    of_x, of_bias = pull(g)
+    np.testing.assert_array_equal(y, x + bias[None, None])
+    np.testing.assert_array_equal(of_x, g)
+    np.testing.assert_allclose(of_bias, g.sum(axis=(0, 1)), atol=2e-5)
 
 
 @pytest.mark.parametrize("head", ["mlm", "sbo"])
