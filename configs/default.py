@@ -26,10 +26,6 @@ def get_config() -> ConfigDict:
     train.batch_size = 256  # rows of data.block_length, over all devices
     train.accumulation = 1  # microbatches per update: less memory, same objective
     train.seed = 0  # of parameters, dropout, row order and masks
-    # Of dropout: "threefry2x32", the same bits however a batch is split; "rbg", faster
-    # on a TPU, slower on a CPU, but each device draws the bits of the whole batch if
-    # not told XLA_FLAGS=--xla_tpu_spmd_rng_bit_generator_unsafe=1 (docs of jax.random).
-    train.dropout_keys = "threefry2x32"
     train.log_every = 100  # steps between lines of metrics.jsonl
     # FLOP/s that a device can do at its best, for the utilisation in the metrics; 0 =
     # what spanbert_jax/training/chips.py says of its kind in bfloat16, if anything.
@@ -78,7 +74,7 @@ def get_config() -> ConfigDict:
     model.intermediate_size = 3072  # 4 times hidden_size in BERT
     model.max_positions = 512  # at least data.block_length
     model.type_vocab_size = 2  # as BERT; single sequences use the first only
-    model.dropout = 0.1  # on embeddings, sublayer outputs; in steps of 1/256
+    model.dropout = 0.1  # on embeddings and sublayer outputs
     model.attention_dropout = 0.1  # on attention probabilities, likewise
     model.dtype = "float32"  # of the computation, or bfloat16; parameters are float32
     # "plain" runs anywhere; "cudnn" on NVIDIA GPUs, in bfloat16; "splash" on TPUs, for

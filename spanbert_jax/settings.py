@@ -135,12 +135,9 @@ _RULES: list[Rule] = [
         lambda value: 0 <= value <= 1,
     ),
     (
-        ("model.dropout", "model.attention_dropout"),
-        "0, or from 1/512 up to, but not including, 1",
-        lambda value: value == 0 or 1 / 512 <= value < 1,
-    ),
-    (
         (
+            "model.dropout",
+            "model.attention_dropout",
             "optimizer.beta1",
             "optimizer.beta2",
         ),
@@ -167,11 +164,6 @@ _RULES: list[Rule] = [
         ("data.weighting",),
         "one of epochs, shares",
         ("epochs", "shares").__contains__,
-    ),
-    (
-        ("train.dropout_keys",),
-        "one of threefry2x32, rbg",
-        ("threefry2x32", "rbg").__contains__,
     ),
     (
         ("model.attention",),

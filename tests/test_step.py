@@ -494,21 +494,6 @@ def test_what_is_computed_again_drops_the_same(
 
 
 @pytest.mark.slow
-def test_faster_keys_train_alike(
-    updates: dict[str, Update], state: TrainState, eight: Batch
-) -> None:
-    config = update_config((2, 2, 2))
-    config.train.dropout_keys = "rbg"
-    update = compile_update(config)
-    (_, first), (_, again) = update(state, eight), update(state, eight)
-    assert same(first, again)
-    _, other = update(state._replace(step=np.int32(1)), eight)
-    _, expected = updates["float32"](state, eight)
-    assert first.loss != other.loss
-    assert first.loss == pytest.approx(expected.loss, rel=0.05)
-
-
-@pytest.mark.slow
 def test_accumulation_makes_one_update_with_dropout_on(
     updates: dict[str, Update], state: TrainState, eight: Batch
 ) -> None:

@@ -75,7 +75,7 @@ def make_program(
         train_step,
         model=model,
         optimizer=optimizer,
-        dropout_root=jax.random.key(config.train.seed, impl=config.train.dropout_keys),
+        dropout_root=jax.random.key(config.train.seed),
         weights=settings.loss_weights(config),
         accumulation=config.train.accumulation,
     )
