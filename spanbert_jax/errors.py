@@ -18,6 +18,10 @@ INTERRUPTED = 130
 # EX_TEMPFAIL of sysexits.h: the state is saved, run the same command again.
 PREEMPTED = 75
 
+# So that TensorFlow, which feeds the steps and computes nothing, does not say at its
+# import what it is and how the CPU would let it compute; warnings stay.
+_QUIET = {"TF_CPP_MIN_LOG_LEVEL": "1", "TF_ENABLE_ONEDNN_OPTS": "0"}
+
 
 class UserError(Exception):
     """An error that its reader can mend: one sentence, no traceback needed."""
@@ -77,6 +81,7 @@ def run(
         main: takes argv without the flags; returns the exit code (None means 0).
         takes_arguments: whether argv may hold anything else; if not, it is refused.
     """
+    os.environ.update(_QUIET | os.environ)
 
     def guarded(argv: Sequence[str]) -> int | None:
         # What orbax logs as an error it also raises, and we say it in a sentence; its

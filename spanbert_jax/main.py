@@ -1,7 +1,6 @@
 """Trains a config: python -m spanbert_jax.main --config=FILE --workdir=DIR."""
 
 import functools
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -63,8 +62,6 @@ flags.mark_flags_as_required(["config", "workdir"])
 
 def main(_: Sequence[str]) -> int:
     """Opens the corpora and trains."""
-    # What TensorFlow and XLA tell of themselves; warnings stay.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     config, profile = _CONFIG.value, parse_steps(_PROFILE.value)
     try:
         settings.validate(config)
