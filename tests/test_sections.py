@@ -44,6 +44,66 @@ HOST = {
     "workers": 2,
 }
 
+MASKING = {
+    "blocks": 276,
+    "tokens": 130_362,
+    "corpus": "corpus",
+    "rounds": 15,
+    "tokens_per_cpu_second": {"masking": 24e6, "batch": 10e6, "word_np": 1.04e6},
+    "ratios": {
+        "masking/word_np": {"median": 23.1, "low": 22.0, "high": 24.0},
+        "batch/word_np": {"median": 9.61, "low": 9.0, "high": 10.0},
+    },
+}
+TEXTS = [
+    {
+        "tokens": 1_000_000,
+        "plan_seconds": 0.07,
+        "plan_peak_bytes": 3 * 2**20,
+        "first_batch_seconds": {"0": 0.11},
+        "pipeline_tokens_per_cpu_second": 5_600_000,
+        "peak_bytes": 1040 * 2**20,
+    }
+]
+STEP = {
+    "dropout": 0.1,
+    "ms_per_step": 1342.6,
+    "tokens_per_second": 3051,
+    "model_gflop": 161.3,
+    "matmul_gflop_per_second": 210.4,
+    "matmul_fraction": 0.571,
+}
+WORK = {
+    "length": {
+        "128": {
+            "rows": 32,
+            "length": 128,
+            "gflop": 1161.3,
+            "places_per_second": {"wall": 3100, "cpu": 1550},
+            "utilization": 0.55,
+        }
+    },
+    "size": {},
+}
+MEMORY = {
+    "size": "small",
+    "rows": 8,
+    "length": 512,
+    "large": {
+        "state_bytes": 2**27,
+        "temporary_bytes": 2**30,
+        "update": {"peak_bytes": 2.5 * 2**30},
+        "training": {"peak_bytes": 2.75 * 2**30},
+        "eager": {"peak_bytes": 3 * 2**30},
+    },
+    "usual": {
+        "state_bytes": 2**27,
+        "temporary_bytes": 2**30,
+        "update": {"peak_bytes": 2**31},
+    },
+}
+START = {kind: {"wall": 7.94, "cpu": 9.95} for kind in ("first", "cold", "warm")}
+
 
 def cells(text: str) -> list[list[str]]:
     """The rows of the tables in a text."""
@@ -82,6 +142,31 @@ def test_packing_is_worth_what_the_other_corpus_leaves_of_it() -> None:
     assert f"{2.55 / 1.5 * 0.998 / 0.941:.2f} (" in text.splitlines()[-1]
     generated = {"training": TRAINING, "host": HOST | {"corpus": "generated"}}
     assert "packing is worth" not in sections.training_section(generated)
+
+
+def test_maskers_stand_with_our_rates_over_theirs() -> None:
+    rows = cells(sections.masking_section({"masking": MASKING}))
+    assert rows[2][1:] == ["24.0", "", ""]
+    assert rows[4][1:] == ["1.0", "23.1 (22.0 to 24.0)", "9.61 (9.00 to 10.0)"]
+
+
+def test_other_sections_show_what_was_measured() -> None:
+    results = {"step": STEP, "step_plain": STEP | {"dropout": 0.0}}
+    step = cells(sections.step_section(results))
+    assert step[2] == ["dropout 0.1", "1,343", "3,051", "161", "210", "57.1%"]
+    assert [row[0] for row in step[2:]] == ["dropout 0.1", "dropout 0.0"]
+    text = cells(sections.texts_section({"texts": TEXTS}))[2]
+    assert text == ["1,000,000", "0.1 s", "3 MiB", "0.11 s", "5.6", "1,040 MiB"]
+    work = cells(sections.work_section({"work": WORK}))[2:]
+    assert work == [["length 128", "32 x 128", "1,161.3", "3,100", "55%"]]
+    start = cells(sections.start_section({"start": START}))
+    assert [row[1:] for row in start[2:]] == [["7.9 s", "9.9 s"]] * 3
+
+
+def test_memory_without_a_peer_leaves_its_cell_empty() -> None:
+    large, usual = cells(sections.memory_section({"memory": MEMORY}))[2:]
+    assert large[1:] == ["large", "0.12", "1.00", "2.50", "2.75", "3.00"]
+    assert usual[1:] == ["usual", "0.12", "1.00", "2.00", "", ""]
 
 
 def test_what_was_not_measured_has_no_section() -> None:
