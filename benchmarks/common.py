@@ -10,21 +10,35 @@ from typing import TypeVar
 
 _ALLOCATOR = "GLIBC_TUNABLES"
 _HUGE_PAGES = "glibc.malloc.hugetlb=1"
+# XLA asks for the temporaries of a step, a gigabyte, as one piece, and frees them. As
+# it is, the kernel takes them back, and clears others for the next step.
+_KEPT = ":".join(
+    (
+        _HUGE_PAGES,
+        "glibc.malloc.arena_max=1",
+        f"glibc.malloc.mmap_threshold={2**40}",
+        f"glibc.malloc.trim_threshold={2**40}",
+    )
+)
 _WATCH_SECONDS = 0.02
 
 Result = TypeVar("Result")
 
 
-def prepare_process() -> None:
+def prepare_process(keep_memory: bool = False) -> None:
     """Starts the script again with the allocator's setting, if it is not there.
 
     It must stand in the environment before the process starts. Call this before any
     import that takes time.
+
+    Args:
+        keep_memory: whether what is freed stays with the process.
     """
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     if _ALLOCATOR not in os.environ:
-        environment = os.environ | {_ALLOCATOR: _HUGE_PAGES}
+        allocator = _KEPT if keep_memory else _HUGE_PAGES
+        environment = os.environ | {_ALLOCATOR: allocator}
         os.execve(sys.executable, [sys.executable, *sys.argv], environment)
 
 
