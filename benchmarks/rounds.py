@@ -115,8 +115,9 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            preexec_fn=lambda: pin(allowed),
         )
+        # At once: its threads, which come later, stay where it is.
+        pin(self._process.pid, allowed)
         self._name = script
 
     def describe(self) -> dict[str, Any]:
@@ -153,10 +154,10 @@ def available_cores() -> list[int]:
     return list(range(os.cpu_count() or 1))
 
 
-def pin(cores: Sequence[int]) -> None:
-    """Keeps this process on some cores, where the system can."""
+def pin(process: int, cores: Sequence[int]) -> None:
+    """Keeps a process on some cores, where the system can."""
     if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, cores)
+        os.sched_setaffinity(process, cores)
 
 
 class Player(NamedTuple):
