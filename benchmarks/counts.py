@@ -49,7 +49,7 @@ _FEW_ROWS, _ROWS = 32, 256
 
 def count_update() -> dict[str, float]:
     """The counts of an update; nothing is computed."""
-    config = step.make_config(0.1)
+    config = step.make_config("small", 0.1)
     if config.model.unroll > 1:
         config.model.unroll = _LAYERS
     config.model.num_layers = _LAYERS

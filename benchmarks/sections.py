@@ -280,18 +280,21 @@ _STARTS = {
 }
 
 
+_STEPS = ("step", "step_plain", "step_base")
+
+
 def step_section(results: Results) -> str:
     """The step against the machine."""
     rows = [
         (
-            f"dropout {one['dropout']}",
+            f"{one['size']}, dropout {one['dropout']}",
             f"{one['ms_per_step']:,.0f}",
             f"{one['tokens_per_second']:,}",
             f"{one['model_gflop']:.0f}",
             f"{one['matmul_gflop_per_second']:.0f}",
             f"{one['matmul_fraction']:.1%}",
         )
-        for one in (results[name] for name in ("step", "step_plain") if name in results)
+        for one in (results[name] for name in _STEPS if name in results)
     ]
     head = ("", "ms", "tokens/s", "GFLOP", "product, GFLOP/s", "of its rate")
     return f"Packed step against a product of float32 matrices.\n\n{table(head, rows)}"

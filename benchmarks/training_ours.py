@@ -65,7 +65,7 @@ class Update(NamedTuple):
 
 def make_config(arguments: argparse.Namespace) -> ConfigDict:
     """That of step.py, in another size."""
-    config = step.make_config(arguments.dropout)
+    config = step.make_config("small", arguments.dropout)
     model = config.model
     model.num_layers, model.hidden_size, model.num_heads, model.intermediate_size = (
         arguments.geometry

@@ -66,6 +66,7 @@ TEXTS = [
     }
 ]
 STEP = {
+    "size": "small",
     "dropout": 0.1,
     "ms_per_step": 1342.6,
     "tokens_per_second": 3051,
