@@ -280,7 +280,8 @@ _STARTS = {
 }
 
 
-_STEPS = ("step", "step_plain", "step_base")
+# Results of step.py.
+_SIZES = ("step", "step_plain", "step_base")
 
 
 def step_section(results: Results) -> str:
@@ -294,7 +295,7 @@ def step_section(results: Results) -> str:
             f"{one['matmul_gflop_per_second']:.0f}",
             f"{one['matmul_fraction']:.1%}",
         )
-        for one in (results[name] for name in _STEPS if name in results)
+        for one in (results[name] for name in _SIZES if name in results)
     ]
     head = ("", "ms", "tokens/s", "GFLOP", "product, GFLOP/s", "of its rate")
     return f"Packed step against a product of float32 matrices.\n\n{table(head, rows)}"

@@ -154,8 +154,11 @@ def test_maskers_stand_with_our_rates_over_theirs() -> None:
 def test_other_sections_show_what_was_measured() -> None:
     results = {"step": STEP, "step_plain": STEP | {"dropout": 0.0}}
     step = cells(sections.step_section(results))
-    assert step[2] == ["dropout 0.1", "1,343", "3,051", "161", "210", "57.1%"]
-    assert [row[0] for row in step[2:]] == ["dropout 0.1", "dropout 0.0"]
+    assert step[2] == ["small, dropout 0.1", "1,343", "3,051", "161", "210", "57.1%"]
+    assert [row[0] for row in step[2:]] == [
+        "small, dropout 0.1",
+        "small, dropout 0.0",
+    ]
     text = cells(sections.texts_section({"texts": TEXTS}))[2]
     assert text == ["1,000,000", "0.1 s", "3 MiB", "0.11 s", "5.6", "1,040 MiB"]
     work = cells(sections.work_section({"work": WORK}))[2:]
