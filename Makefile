@@ -12,7 +12,7 @@ export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 # on the order of the files.
 PARALLEL := -n auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
 
-.PHONY: demo test slow soak lint clean
+.PHONY: demo test slow soak bench lint clean
 
 demo: .venv/ready
 	$(RUN) -m spanbert_jax.main --config=configs/tiny.py --workdir=runs/demo
@@ -27,12 +27,16 @@ slow: .venv/tests-ready
 soak: .venv/tests-ready
 	$(RUN) -m pytest -q -s -m soak tests/test_soak.py
 
+# Beside PyTorch, which lives in an environment of its own; writes docs/benchmarks.md.
+bench: .venv/ready .venv-bench/ready
+	$(RUN) benchmarks/table.py
+
 lint: .venv/tests-ready
 	$(RUN) -m ruff check
 	$(RUN) -m ruff format --check
 
 clean:
-	rm -rf .venv runs .pytest_cache .ruff_cache
+	rm -rf .venv .venv-bench runs .pytest_cache .ruff_cache
 
 # The stamp comes last, so that an interrupted installation is taken up again.
 .venv/ready: requirements.txt
@@ -50,4 +54,9 @@ clean:
 .venv/tests-ready: .venv/ready requirements-dev.txt
 	@echo "adding what the tests need: a minute or two, 1.5 GB (with PyTorch's CUDA: 6 GB)"
 	$(INSTALL) -r requirements-dev.txt
+	@touch $@
+
+.venv-bench/ready: benchmarks/requirements.txt
+	$(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
