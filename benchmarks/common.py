@@ -8,37 +8,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-_ALLOCATOR = "GLIBC_TUNABLES"
-_HUGE_PAGES = "glibc.malloc.hugetlb=1"
-# XLA asks for the temporaries of a step, a gigabyte, as one piece, and frees them. As
-# it is, the kernel takes them back, and clears others for the next step.
-_KEPT = ":".join(
-    (
-        _HUGE_PAGES,
-        "glibc.malloc.arena_max=1",
-        f"glibc.malloc.mmap_threshold={2**40}",
-        f"glibc.malloc.trim_threshold={2**40}",
-    )
-)
+from allocator import ALLOCATORS, VARIABLE
+
 _WATCH_SECONDS = 0.02
 
 Result = TypeVar("Result")
 
 
-def prepare_process(keep_memory: bool = False) -> None:
-    """Starts the script again with the allocator's setting, if it is not there.
+def prepare_process(kind: str = "large") -> None:
+    """Starts the script again with an allocator's setting, if there is none.
 
-    It must stand in the environment before the process starts. Call this before any
-    import that takes time.
+    Call this before any import that takes time.
 
     Args:
-        keep_memory: whether what is freed stays with the process.
+        kind: of allocator.
     """
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    if _ALLOCATOR not in os.environ:
-        allocator = _KEPT if keep_memory else _HUGE_PAGES
-        environment = os.environ | {_ALLOCATOR: allocator}
+    if VARIABLE not in os.environ:
+        environment = os.environ | ALLOCATORS[kind]
         os.execve(sys.executable, [sys.executable, *sys.argv], environment)
 
 

@@ -7,24 +7,25 @@ update    ours, on one packed batch
 training  the same with batches that flow from the store through tf.data, as in a run
 eager     transformers' BertForMaskedLM with AdamW, on a padded batch of as many places
 
-With the allocator's large pages ("large", what `make` sets), and the first and the last
-without ("usual"). Beside them stands what they are made of: parameter_bytes,
-state_bytes (parameters and the optimiser's two moments), temporary_bytes (activations,
-gradients and what else the compiled update needs beside its state, as the compiler
-says), imported_bytes (the process before it has any of them).
+With each of the allocators of allocator.py; `training` with "large" alone, which is
+what `make` sets. Beside them stands what they are made of: parameter_bytes, state_bytes
+(parameters and the optimiser's two moments), temporary_bytes (activations, gradients
+and what else the compiled update needs beside its state, as the compiler says),
+imported_bytes (the process before it has any of them).
 """
 
 import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import peers
 import training
-from rounds import HUGE_PAGES, USUAL_PAGES, Worker
+from allocator import ALLOCATORS
+from rounds import Worker
 
 _UPDATES = 2
 # Of our worker, by the name of the figure.
@@ -37,7 +38,7 @@ def peak(worker: Worker, case: str) -> int:
 
 
 def measure(
-    arguments: argparse.Namespace, names: Sequence[str], environment: Mapping[str, str]
+    arguments: argparse.Namespace, names: Sequence[str], allocator: str
 ) -> dict[str, Any]:
     """The figures of some of our cases and of the peer's."""
     with tempfile.TemporaryDirectory() as directory:
@@ -45,7 +46,7 @@ def measure(
         figures: dict[str, Any] = {}
         for name in names:
             case = _CASES[name]
-            with training.ours(arguments, [case], exchange, environment) as worker:
+            with training.ours(arguments, [case], exchange, allocator) as worker:
                 described = worker.describe()
                 figures[name] = {
                     "imported_bytes": described["imported_bytes"],
@@ -54,7 +55,7 @@ def measure(
         kinds = ("parameter_bytes", "state_bytes", "temporary_bytes")
         figures |= {kind: described["updates"]["both"][kind] for kind in kinds}
         if arguments.peers:
-            with training.theirs(arguments, ["eager"], exchange, environment) as worker:
+            with training.theirs(arguments, ["eager"], exchange, allocator) as worker:
                 figures["eager"] = {
                     "imported_bytes": worker.describe()["imported_bytes"],
                     "peak_bytes": peak(worker, "eager"),
@@ -72,9 +73,10 @@ def main() -> None:
         "size": arguments.size,
         "rows": arguments.rows,
         "length": arguments.length,
-        "large": measure(arguments, ("update", "training"), HUGE_PAGES),
-        "usual": measure(arguments, ("update",), USUAL_PAGES),
     }
+    for allocator in ALLOCATORS:
+        names = tuple(_CASES) if allocator == "large" else ("update",)
+        figures[allocator] = measure(arguments, names, allocator)
     print(json.dumps(figures))
 
 

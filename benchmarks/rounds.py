@@ -17,14 +17,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# Large pages for the allocator of glibc, see common.prepare_process; or as usual, which
-# has to be said lest they be set there.
-HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-USUAL_PAGES = {"GLIBC_TUNABLES": ""}
+from allocator import ALLOCATORS, VARIABLE
 
 _DIRECTORY = Path(__file__).resolve().parent
 # What would give one side another setting than the benchmark says.
-_SETTINGS = ("GLIBC_TUNABLES", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+_SETTINGS = (VARIABLE, "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 Case = Callable[[], Mapping[str, float]]
 
@@ -95,7 +92,8 @@ class Worker:
         arguments: Sequence[str] = (),
         python: str = sys.executable,
         cores: int = 0,
-        environment: Mapping[str, str] = HUGE_PAGES,
+        allocator: str = "large",
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """Starts it.
 
@@ -104,6 +102,7 @@ class Worker:
             arguments: of the script.
             python: the interpreter.
             cores: how many it may use; 0 for all.
+            allocator: of those in allocator.py.
             environment: added to this process's, which keeps no setting of speed.
         """
         allowed = available_cores()[: cores or None]
@@ -111,7 +110,7 @@ class Worker:
         threads = {"OMP_NUM_THREADS": str(len(allowed))}
         self._process = subprocess.Popen(
             [python, "-W", "ignore", str(_DIRECTORY / script), *arguments],
-            env=inherited | threads | dict(environment),
+            env=inherited | threads | ALLOCATORS[allocator] | (environment or {}),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

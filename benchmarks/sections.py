@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from allocator import ALLOCATORS
+
 Results = dict[str, Any]
 Row = Sequence[str]
 
@@ -241,12 +243,12 @@ def memory_section(results: Results) -> str:
         if name not in results:
             continue
         figures = results[name]
-        for pages in ("large", "usual"):
-            one = figures[pages]
+        for allocator in ALLOCATORS:
+            one = figures[allocator]
             rows.append(
                 (
                     f"{figures['size']}, {figures['rows']} x {figures['length']}",
-                    pages,
+                    allocator,
                     gigabytes(one["state_bytes"]),
                     gigabytes(one["temporary_bytes"]),
                     *(
@@ -256,7 +258,7 @@ def memory_section(results: Results) -> str:
                 )
             )
     head = (
-        *("GiB", "pages", "parameters and optimiser", "activations and the rest"),
+        *("GiB", "allocator", "parameters and optimiser", "activations and the rest"),
         *("our step", "with tf.data", "PyTorch eager"),
     )
     return f"Memory, most that was resident.\n\n{table(head, rows)}"

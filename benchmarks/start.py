@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from rounds import HUGE_PAGES
+from allocator import ALLOCATORS
 
 _REPOSITORY = Path(__file__).resolve().parent.parent
 _LINE = "step       1 train"
@@ -49,7 +49,8 @@ def start(cache: Path, workdir: Path) -> Start:
     ]
     # A cache that is kept elsewhere would make every start a warm one.
     environment = {k: v for k, v in os.environ.items() if "COMPILATION_CACHE" not in k}
-    environment |= HUGE_PAGES | {"PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    environment |= {"PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    environment |= ALLOCATORS["large"]
     began = time.perf_counter()
     process = subprocess.Popen(
         command,

@@ -17,7 +17,7 @@ model_gflop           of a step, by formula
 
 from common import prepare_process
 
-prepare_process(keep_memory=True)
+prepare_process("kept")
 
 import argparse
 import json

@@ -19,9 +19,10 @@ real_tokens     packed against eager and compiled, in tokens without padding, at
 equal_work      everywhere against eager and compiled
 run_together    packed against full, in tokens
 
-PyTorch is tried with the allocator's large pages, as ours has them, and without; each
-of its cases then plays as it was faster by CPU time, which "large_pages" tells. Without
---corpus a text is generated; the step takes the same time on any, the fill differs.
+Ours keeps the memory that it frees, "kept" of allocator.py. PyTorch is tried with each
+of the allocators there; each of its cases then plays with that which takes it the least
+CPU time, as "allocators" tells. Without --corpus a text is generated; the step takes
+the same time on any, the fill differs.
 """
 
 import argparse
@@ -35,9 +36,8 @@ from pathlib import Path
 from typing import Any
 
 import peers
+from allocator import ALLOCATORS
 from rounds import (
-    HUGE_PAGES,
-    USUAL_PAGES,
     Measures,
     Player,
     Worker,
@@ -57,8 +57,6 @@ GEOMETRIES = {
 VOCAB_SIZE = 28_996
 _OURS = ("padded", "packed", "everywhere")
 _THEIRS = ("eager", "compiled", "full")
-# By whether it has large pages: what the environment of a peer's worker adds.
-_ALLOCATORS: Mapping[bool, Mapping[str, str]] = {True: HUGE_PAGES, False: USUAL_PAGES}
 _TRIALS = 3
 _WARM_UP = 2
 
@@ -67,13 +65,16 @@ def ours(
     arguments: argparse.Namespace,
     cases: Sequence[str],
     exchange: Path,
-    environment: Mapping[str, str] = HUGE_PAGES,
+    allocator: str = "kept",
 ) -> Worker:
     """Starts a worker of ours, of the geometry and batch that the arguments say."""
     words = [f"--corpus={arguments.corpus}", f"--rows={arguments.rows}"]
     words += [f"--exchange={exchange}", *_shape(arguments), "--cases", *cases]
     return Worker(
-        "training_ours.py", words, cores=arguments.cores, environment=environment
+        "training_ours.py",
+        words,
+        cores=arguments.cores,
+        allocator=allocator,
     )
 
 
@@ -81,7 +82,7 @@ def theirs(
     arguments: argparse.Namespace,
     cases: Sequence[str],
     exchange: Path,
-    environment: Mapping[str, str],
+    allocator: str,
 ) -> Worker:
     """Starts a worker of the peers; ours must have written its batch before."""
     words = [f"--exchange={exchange}", f"--vocab_size={VOCAB_SIZE}"]
@@ -93,7 +94,8 @@ def theirs(
         words,
         str(arguments.peer_python),
         arguments.cores,
-        {**environment, **kept},
+        allocator,
+        kept,
     )
 
 
@@ -125,23 +127,20 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 def _choose_peers(
     arguments: argparse.Namespace, exchange: Path, stack: ExitStack
 ) -> tuple[dict[str, Any], dict[str, Player]]:
-    """What describes the peers, and each of their cases with the faster allocator."""
+    """What describes the peers, and each of their cases with its fastest allocator."""
     description: dict[str, Any] = {}
-    workers, large_pages = {}, {}
-    for large, environment in _ALLOCATORS.items():
-        worker = theirs(arguments, arguments.peer_cases, exchange, environment)
-        workers[large] = stack.enter_context(worker)
+    workers, chosen = {}, {}
+    for allocator in ALLOCATORS:
+        worker = theirs(arguments, arguments.peer_cases, exchange, allocator)
+        workers[allocator] = stack.enter_context(worker)
         description = worker.describe()
     for case in arguments.peer_cases:
-        tried = {str(large): Player(worker, case) for large, worker in workers.items()}
+        tried = {name: Player(worker, case) for name, worker in workers.items()}
         measures = take_turns(tried, _TRIALS, warm_up=1)
-        cpu = {large: rates(measures[str(large)])["cpu"] for large in workers}
-        large_pages[case] = cpu[True] >= cpu[False]
-    players = {
-        case: Player(workers[large], case) for case, large in large_pages.items()
-    }
-    players["peers_matmul"] = Player(workers[False], "matmul")
-    return description | {"large_pages": large_pages}, players
+        chosen[case] = max(tried, key=lambda name: rates(measures[name])["cpu"])
+    players = {case: Player(workers[name], case) for case, name in chosen.items()}
+    players["peers_matmul"] = Player(workers["usual"], "matmul")
+    return description | {"allocators": chosen}, players
 
 
 def _figures(

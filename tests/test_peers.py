@@ -91,18 +91,19 @@ def test_a_step_is_compared_with_eager_pytorch() -> None:
             for ratio in others.values():
                 assert_ordered(ratio[clock])
     assert 0.6 < found["fill"]["padded"] < 0.8 < 0.99 < found["fill"]["packed"] < 1
-    assert found["peers"]["large_pages"].keys() == {"eager", "full"}
+    assert found["peers"]["allocators"].keys() == {"eager", "full"}
 
 
 @has_peers
 @pytest.mark.slow
 def test_memory_is_more_than_what_it_is_made_of() -> None:
     found = figures("memory.py", *TINY, BESIDE)
-    for pages, cases in (
-        ("large", ("update", "training", "eager")),
+    for allocator, cases in (
         ("usual", ("update", "eager")),
+        ("large", ("update", "training", "eager")),
+        ("kept", ("update", "eager")),
     ):
-        one = found[pages]
+        one = found[allocator]
         for case in cases:
             assert one[case]["imported_bytes"] < one[case]["peak_bytes"] < 2**33
         held = one["update"]["imported_bytes"] + one["state_bytes"]

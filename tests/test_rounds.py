@@ -86,7 +86,7 @@ def test_both_clocks_and_the_memory_are_the_workers(script: Path) -> None:
 
 def test_a_worker_has_its_cores_and_its_allocator(script: Path) -> None:
     cores = available_cores()
-    with start(script, "one", cores=1, environment={"GLIBC_TUNABLES": ""}) as worker:
+    with start(script, "one", cores=1, allocator="usual") as worker:
         described = worker.describe()
     assert (described["cores"], described["tunables"]) == (cores[:1], "")
     assert sorted(os.sched_getaffinity(0)) == cores

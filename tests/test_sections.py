@@ -86,22 +86,23 @@ WORK = {
     },
     "size": {},
 }
+MEMORY_ALONE = {
+    "state_bytes": 2**27,
+    "temporary_bytes": 2**30,
+    "update": {"peak_bytes": 2**31},
+}
 MEMORY = {
     "size": "small",
     "rows": 8,
     "length": 512,
-    "large": {
-        "state_bytes": 2**27,
-        "temporary_bytes": 2**30,
+    "usual": MEMORY_ALONE,
+    "large": MEMORY_ALONE
+    | {
         "update": {"peak_bytes": 2.5 * 2**30},
         "training": {"peak_bytes": 2.75 * 2**30},
         "eager": {"peak_bytes": 3 * 2**30},
     },
-    "usual": {
-        "state_bytes": 2**27,
-        "temporary_bytes": 2**30,
-        "update": {"peak_bytes": 2**31},
-    },
+    "kept": MEMORY_ALONE,
 }
 START = {kind: {"wall": 7.94, "cpu": 9.95} for kind in ("first", "cold", "warm")}
 
@@ -168,9 +169,10 @@ def test_other_sections_show_what_was_measured() -> None:
 
 
 def test_memory_without_a_peer_leaves_its_cell_empty() -> None:
-    large, usual = cells(sections.memory_section({"memory": MEMORY}))[2:]
+    usual, large, kept = cells(sections.memory_section({"memory": MEMORY}))[2:]
     assert large[1:] == ["large", "0.12", "1.00", "2.50", "2.75", "3.00"]
     assert usual[1:] == ["usual", "0.12", "1.00", "2.00", "", ""]
+    assert kept[1:] == ["kept", *usual[2:]]
 
 
 def test_what_was_not_measured_has_no_section() -> None:
