@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -214,9 +215,9 @@ def _pack_in_windows(
         rows = pack(
             sizes[window], targets[window], settings.block_length, slots, most_blocks
         )
-        counts += [len(row) for row in rows]
-        members += [window[row] for row in rows]
-    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        counts.append(np.fromiter(map(len, rows), np.int64))
+        members.append(window[np.fromiter(itertools.chain(*rows), np.int64)])
+    offsets = np.concatenate([np.zeros(1, np.int64), *counts]).cumsum()
     return offsets, np.concatenate([np.zeros(0, np.int64), *members])
 
 
