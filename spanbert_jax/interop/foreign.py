@@ -10,28 +10,12 @@ import numpy as np
 
 from spanbert_jax.errors import InputError
 from spanbert_jax.interop import weights
-from spanbert_jax.interop.names import Tensors
+from spanbert_jax.interop.names import Tensors, is_known
 from spanbert_jax.interop.weights import Weights
 
-_AFFINE = r"\.(?:weight|bias)"
-_ENCODER = re.compile(
-    r"embeddings\.(?:word|position|token_type)_embeddings\.weight"
-    rf"|embeddings\.LayerNorm{_AFFINE}"
-    r"|encoder\.layer\.(?:0|[1-9][0-9]*)\.(?:"
-    r"attention\.self\.(?:query|key|value)"
-    r"|attention\.output\.(?:dense|LayerNorm)"
-    r"|intermediate\.dense"
-    r"|output\.(?:dense|LayerNorm)"
-    rf"){_AFFINE}"
-)
-_POOLER = re.compile(rf"pooler\.dense{_AFFINE}")
-_HEADS = re.compile(
-    rf"cls\.predictions\.(?:bias|decoder{_AFFINE}|transform\.(?:dense|LayerNorm){_AFFINE})"
-    rf"|cls\.seq_relationship{_AFFINE}"
-    r"|sbo\.(?:bias|position_embedding\.weight|decoder\.weight"
-    rf"|(?:dense|norm)_[1-9][0-9]*{_AFFINE})"
-)
-
+# Names begin with it, or lack it where a file holds nothing but the encoder.
+_BERT = "bert."
+_ENCODER = ("bert.embeddings.", "bert.encoder.")
 # What training code puts before the names of a model that it wraps or saves; "decoder."
 # is the reference's.
 _WRAPPERS = re.compile(
@@ -158,7 +142,7 @@ def _recognise(found: Weights) -> dict[str, _Source]:
             )
         if name is not None:
             sources[name] = _Source(raw, transposed)
-    if not any(_ENCODER.fullmatch(name.removeprefix("bert.")) for name in sources):
+    if not any(name.startswith(_ENCODER) for name in sources):
         shown = ", ".join(list(found.shapes)[:_SHOWN]) or "none"
         raise InputError(
             f"no tensor has a name of BERT's encoder, as embeddings.word_embeddings"
@@ -188,10 +172,10 @@ def _canonical(name: str) -> str | None:
         if name.startswith(theirs):
             name = ours + name.removeprefix(theirs)
     name = _NORMS.sub(lambda match: f"{match[1]}.{_GREEK[match[2]]}", name)
-    bare = name.removeprefix("bert.")
-    if _ENCODER.fullmatch(bare) or _POOLER.fullmatch(bare):
-        return f"bert.{bare}"
-    return name if _HEADS.fullmatch(name) else None
+    of_encoder = _BERT + name.removeprefix(_BERT)
+    if is_known(of_encoder):
+        return of_encoder
+    return name if is_known(name) or name in _TIED else None
 
 
 def _check_layers(found: Weights) -> None:

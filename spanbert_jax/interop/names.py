@@ -47,6 +47,13 @@ _MODULES = {
 }
 _LEAVES = {"embedding": "weight", "kernel": "weight", "scale": "weight", "bias": "bias"}
 
+_NUMBER = "(?:0|[1-9][0-9]*)"
+_KNOWN = re.compile(
+    "(?:{})[.](?:weight|bias)".format(
+        "|".join(_NUMBER.join(map(re.escape, m.split("{}"))) for m in _MODULES.values())
+    )
+)
+
 
 class Slot(NamedTuple):
     """Where one tensor belongs.
@@ -65,6 +72,11 @@ class Slot(NamedTuple):
     def is_encoders(self) -> bool:
         """Whether it is of the encoder, not of a head."""
         return self.path.startswith(_ENCODER)
+
+
+def is_known(name: str) -> bool:
+    """Whether a tensor has the name of one that a model of some settings might have."""
+    return _KNOWN.fullmatch(name) is not None
 
 
 def slots(params: Tree, vocab_size: int) -> dict[str, Slot]:
@@ -111,7 +123,9 @@ def to_tensors(params: Tree, vocab_size: int) -> Tensors:
     return tensors
 
 
-def to_params(tensors: Mapping[str, np.ndarray], params: Tree, vocab_size: int) -> Tree:
+def to_params(
+    tensors: Mapping[str, np.ndarray], params: Tree, vocab_size: int
+) -> dict[str, np.ndarray]:
     """Tensors as parameters; the rows of the padding are 0.
 
     Args:
