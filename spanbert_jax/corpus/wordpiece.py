@@ -126,6 +126,22 @@ class WordPiece(Tokenizer):
         return encoder
 
 
+def parse_lines(content: bytes) -> list[str]:
+    """The tokens of a vocabulary file: UTF-8, one a line.
+
+    Args:
+        content: of the file; Windows line ends and a byte order mark are accepted.
+
+    Raises:
+        UnicodeDecodeError: it is not UTF-8.
+    """
+    # Not splitlines: vocabularies hold U+2028 and its like as tokens.
+    lines = content.decode("utf-8-sig").split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    return [line.removesuffix("\r") for line in lines]
+
+
 def load_wordpiece(
     vocab_file: Path,
     specials: Specials | None = None,
@@ -146,16 +162,12 @@ def load_wordpiece(
     """
     where = f"{setting}={vocab_file}"
     try:
-        text = read_file(vocab_file, setting).decode("utf-8-sig")
+        tokens = parse_lines(read_file(vocab_file, setting))
     except UnicodeDecodeError as error:
         raise InputError(
             f"{where} is not UTF-8, one token a line (the name of a SentencePiece model"
             f" must end in .model): {error}"
         ) from error
-    # Not splitlines: vocabularies hold U+2028 and its like as tokens.
-    tokens = [line.removesuffix("\r") for line in text.split("\n")]
-    if tokens[-1] == "":
-        tokens.pop()
     first_line: dict[str, int] = {}
     for number, token in enumerate(tokens, start=1):
         if not token:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from spanbert_jax.corpus.tokenizers import VOCABULARY_FILE, Tokenizer
+from spanbert_jax.corpus.wordpiece import parse_lines
 from spanbert_jax.errors import InputError
 
 _FAST = "tokenizer.json"
@@ -38,7 +39,7 @@ def read_vocabulary(path: Path) -> Vocabulary | None:
     directory = path if path.is_dir() else path.parent
     try:
         if (directory / VOCABULARY_FILE).exists():
-            tokens = _read_lines(directory / VOCABULARY_FILE)
+            tokens = tuple(parse_lines((directory / VOCABULARY_FILE).read_bytes()))
         elif (directory / _FAST).exists():
             tokens = _read_fast(directory / _FAST)
         else:
@@ -84,14 +85,6 @@ def check_vocabulary(found: Vocabulary, tokenizer: Tokenizer, where: str) -> Non
             f" {'' if tokenizer.normalisation.lowercase else 'not '}made lower case;"
             " prepare it again, or mend that file if it is wrong"
         )
-
-
-def _read_lines(path: Path) -> tuple[str, ...]:
-    # Not splitlines: vocabularies hold U+2028 and its like as tokens.
-    lines = path.read_bytes().decode("utf-8-sig").split("\n")
-    if lines[-1] == "":
-        lines.pop()
-    return tuple(line.removesuffix("\r") for line in lines)
 
 
 def _read_fast(path: Path) -> tuple[str, ...]:
