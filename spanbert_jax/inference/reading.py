@@ -7,7 +7,7 @@ import numpy as np
 
 from spanbert_jax.corpus.tokenizers import Encoded, Specials, Tokenizer
 from spanbert_jax.errors import InputError
-from spanbert_jax.inference.origins import Cleaned, clean
+from spanbert_jax.inference.cleaned import Cleaned, clean
 
 # What is quoted of a text in a message.
 _QUOTED_CHARACTERS = 60

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from spanbert_jax.corpus.cleaning import Dirt, clean_line
-from spanbert_jax.inference.origins import clean
+from spanbert_jax.inference.cleaned import clean
 
 FORMS = ("none", "nfc", "nfkc")
 # Letters with marks of several classes, in several orders; jamo; marks without a class
