@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from flax.traverse_util import flatten_dict, unflatten_dict
@@ -110,24 +111,16 @@ def _read_step(directory: Path) -> tuple[Record, dict[str, Any]]:
 
 def _read_params(directory: Path, record: Record) -> dict[str, np.ndarray]:
     """The parameters alone, without the optimiser's state, on the host."""
-    shapes = {
-        name: np.zeros((), np.float32) for name in record["parameters"]
-    }  # Their values are of no use: all comes from the file.
-    like = {"params": unflatten_dict(shapes, sep="/")}
+    # The values are of no use: all comes from the file.
+    leaves = dict.fromkeys(record["parameters"], np.zeros((), np.float32))
+    like = {"params": unflatten_dict(leaves, sep="/")}
     how = ocp.RestoreArgs(restore_type=np.ndarray)
     restored = ocp.PyTreeCheckpointHandler().restore(
         directory / "state",
         args=ocp.args.PyTreeRestore(
             item=like,
-            restore_args=_map_leaves(like, how),
+            restore_args=jax.tree.map(lambda _: how, like),
             partial_restore=True,
         ),
     )
     return flatten_dict(restored["params"], sep="/")
-
-
-def _map_leaves(tree: Any, value: Any) -> Any:
-    return {
-        name: _map_leaves(child, value) if isinstance(child, dict) else value
-        for name, child in tree.items()
-    }
