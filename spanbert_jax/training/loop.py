@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from ml_collections import ConfigDict
 
 from spanbert_jax import settings
@@ -21,7 +19,7 @@ from spanbert_jax.data.mixing import Mix
 from spanbert_jax.data.pipeline import RowOrder, batches
 from spanbert_jax.errors import PREEMPTED, InputError, StorageError
 from spanbert_jax.model.flops import step_flops
-from spanbert_jax.training import hosts
+from spanbert_jax.training import hosts, report
 from spanbert_jax.training.checkpoint import (
     Checkpoints,
     Record,
@@ -39,11 +37,10 @@ from spanbert_jax.training.profiler import NO_STEPS, Profiler, check_steps
 from spanbert_jax.training.program import (
     Program,
     cast_votes,
-    count_parameters,
     make_program,
 )
 from spanbert_jax.training.sharding import local_rows, make_mesh, on, put_batch
-from spanbert_jax.training.sinks import FILE, evaluation_at
+from spanbert_jax.training.sinks import evaluation_at
 from spanbert_jax.training.step import DeviceBatch, TrainState
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -110,7 +107,7 @@ def train(
         stack.enter_context(contextlib.closing(log))
         profiler = Profiler(workdir / "profile", profile, start, stop, log.say)
         stack.enter_context(contextlib.closing(profiler))
-        _introduce(log, config, program, mix, corpora)
+        report.introduce(log, config, program, mix, corpora)
         owes_evaluation = functools.partial(_owes_evaluation, config, held_out, workdir)
         examine = functools.partial(
             _evaluate, program, held_out, corpora, config, stopping, log
@@ -155,7 +152,7 @@ def train(
             checkpoints.save(state, record)
         checkpoints.wait()
         unfinished = done < stop or owes_evaluation(done)
-        _conclude(log, config, corpora, workdir, done, unfinished)
+        report.conclude(log, config, corpora, workdir, done, unfinished)
     return PREEMPTED if unfinished else 0
 
 
@@ -332,75 +329,3 @@ def _owes_evaluation(
     # The others may see a file system's older copy.
     owes = hosts.is_first() and evaluation_at(workdir, step) is None
     return bool(hosts.first_decides(owes))
-
-
-def _introduce(
-    log: Log, config: ConfigDict, program: Program, mix: Mix, corpora: Mixture
-) -> None:
-    """Says what is about to be trained."""
-    parameters, mesh = count_parameters(program), program.mesh
-    kind = mesh.devices.flat[0].device_kind
-    shape = ", ".join(f"{name} {size}" for name, size in mesh.shape.items())
-    log.say(f"model: {parameters:,} parameters on {mesh.size} x {kind} ({shape})")
-    size, several = config.train.batch_size, len(mix.feeds) > 1
-    shares = mix.places / mix.places.sum()
-    for name, share, feed in zip(corpora.names, shares, mix.feeds, strict=True):
-        rows, length = feed.plan.num_rows, feed.block_length
-        # Only a run that has no other corpus fills a batch up with empty rows.
-        epoch = (rows if several else max(rows, size)) / (size * share)
-        log.say(
-            f"corpus {name}: {feed.split.num_tokens:,} tokens in {rows:,} rows of"
-            f" {length}, {feed.plan.fill(length):.1%} full; an epoch is {epoch:,.1f}"
-            f" steps of {size} rows" + (f", {share:.1%} of them" if several else "")
-        )
-        if feed.plan.is_paired:
-            log.say(
-                f"{np.mean(feed.plan.labels):.1%} of the second segments are of another"
-                " document"
-            )
-
-
-def _conclude(
-    log: Log,
-    config: ConfigDict,
-    corpora: Mixture,
-    workdir: Path,
-    done: int,
-    stopped: bool,
-) -> None:
-    """Says what was made, where it is, and what to do with it."""
-    if not hosts.is_first():
-        return
-    total = config.train.steps
-    if stopped:
-        log.say(
-            f"stopped by a signal; step {done} is saved: run the same command again"
-        )
-    elif done >= total:
-        log.say(f"finished at step {done}")
-    else:
-        log.say(f"stopped at step {done} of {total}: train.stop_after")
-    if scores := evaluation_at(workdir, done):
-        log.say(
-            f"held-out MLM loss {scores['mlm_loss']:.3f}; knowing only how frequent the"
-            f" tokens are would give {scores['unigram_loss']:.3f}"
-        )
-    data = config.data
-    log.say(
-        f"checkpoints: {workdir / 'checkpoints'}\n"
-        f"metrics:     {workdir / FILE} (tensorboard --logdir={workdir})\n"
-        f"see the masks with: {_python()} -m spanbert_jax.preview"
-        f" --corpus={corpora.corpora[0].directory} --block_length={data.block_length}"
-        f" --masking={data.masking} --seed={config.train.seed}"
-        + (" --pairs" if data.pairs else "")
-    )
-
-
-def _python() -> str:
-    """How to call this interpreter from here."""
-    path = Path(sys.executable)
-    return (
-        str(path.relative_to(Path.cwd()))
-        if path.is_relative_to(Path.cwd())
-        else "python"
-    )
