@@ -6,7 +6,7 @@ import shutil
 import tempfile
 
 # Compiling is most of the time of a test: done without effort, and once for all
-# processes of a session, which inherit these.
+# processes of the tests, which inherit these.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     _compiled = tempfile.mkdtemp(prefix="spanbert_jax-tests-")
     atexit.register(shutil.rmtree, _compiled, ignore_errors=True)

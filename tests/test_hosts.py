@@ -180,7 +180,7 @@ def test_one_process_goes_on_where_two_stopped(
     ("victim", "mesh"),
     [
         (0, {}),
-        (1, {}),
+        pytest.param(1, {}, marks=pytest.mark.slow),
         pytest.param(0, {"data": 1, "fsdp": 2}, marks=pytest.mark.slow),
         pytest.param(1, {"data": 1, "tensor": 2}, marks=pytest.mark.slow),
     ],
