@@ -1,10 +1,10 @@
 """Compares masking with others': python benchmarks/masking.py prints one JSON line.
 
-All work on blocks of 256 packed rows of 512, one core each, in turns; rates are tokens
-per CPU second of that core, medians over the rounds; ratios are ours over theirs within
-a round: median, lowest, highest.
+All work on the blocks of four batches of 256 packed rows of 512, one core each, in
+turns; rates are tokens per CPU second of that core, medians over the rounds; ratios are
+ours over theirs within a round: median, lowest, highest.
 
-masking      words found, spans drawn, replacements chosen, all blocks at once
+masking      words found, spans drawn, replacements chosen, a batch at once
 batch        from the store to all arrays of training batches, 16 a round; [CLS] and
              [SEP] count as tokens here
 pipeline     the same through tf.data

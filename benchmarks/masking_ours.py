@@ -1,4 +1,4 @@
-"""A worker: masks the blocks of 256 packed rows of 512, as this project and naively.
+"""A worker: masks the blocks of packed rows of 512, as this project and naively.
 
 See rounds.py for how it is talked to, masking.py for what its cases are. It writes the
 blocks for the peers' worker: --exchange=DIR gets blocks.npz (tokens int32 [T], offsets
@@ -21,7 +21,7 @@ import naive
 from configs import default
 from feeds import SPECIAL, make_feed
 from flow import flow
-from host import masking_rate
+from host import MASKED_STEPS, batch_blocks, masking_rate
 from rounds import Case, serve
 from spanbert_jax.corpus.store import TOKENIZER
 from spanbert_jax.corpus.tokenizers import STARTS, VOCABULARY_FILE
@@ -55,7 +55,7 @@ def make_cases(feed: Feed, blocks: list[np.ndarray]) -> dict[str, Case]:
 
     Args:
         feed: the text and the recipe.
-        blocks: the tokens of the blocks of a batch.
+        blocks: the tokens of the blocks that are masked.
 
     Returns:
         masking: words found, spans drawn, replacements chosen, as host.py times it;
@@ -110,10 +110,7 @@ def main() -> None:
     config.data.packing = True
     with tempfile.TemporaryDirectory() as cache:
         feed = make_feed(config, arguments.corpus, Path(cache))
-        plan = feed.plan
-        rows = shuffled_rows(0, _ROWS, plan.num_rows, feed.seed)[0]
-        held = [plan.row_blocks[slice(*plan.row_offsets[r : r + 2])] for r in rows]
-        chosen = np.concatenate(held)
+        chosen = np.concatenate([batch_blocks(feed, step) for step in MASKED_STEPS])
         read = masked_blocks(feed, chosen, np.zeros_like(chosen))
         starts_word = (feed.word_edges & STARTS) != 0
         np.savez(

@@ -61,7 +61,7 @@ def training_section(results: Results) -> str:
         for other, ratio in others.items():
             ours, what = _STEPS[name]
             if name == "real_tokens":
-                what += f" rows {fill['packed']:.1%} full against {fill['padded']:.1%}"
+                what += f": rows {fill['packed']:.1%} full against {fill['padded']:.1%}"
             rows.append(
                 (ours, _PEERS[other], what, times(ratio["cpu"]), times(ratio["wall"]))
             )
@@ -98,8 +98,8 @@ def _real_tokens(results: Results) -> list[str]:
 
 
 _STEPS = {
-    "equal_padding": ("MLM and SBO, padded", "places:"),
-    "real_tokens": ("MLM and SBO, packed", "tokens:"),
+    "equal_padding": ("MLM and SBO, padded", "places"),
+    "real_tokens": ("MLM and SBO, packed", "tokens"),
     "equal_work": ("MLM alone, all places, padded", "places"),
     "run_together": ("MLM and SBO, packed", "tokens: theirs run over documents' ends"),
 }
@@ -120,7 +120,7 @@ def masking_section(results: Results) -> str:
     """Masking against collators and loops."""
     figures = results["masking"]
     intro = (
-        f"Masking, {figures['tokens']:,} tokens in {figures['blocks']} blocks of"
+        f"Masking, {figures['tokens']:,} tokens in {figures['blocks']:,} blocks of"
         f" {_corpus(figures)}, one core, million tokens per CPU second; medians of"
         f" {figures['rounds']} rounds (lowest to highest)."
     )
@@ -293,7 +293,7 @@ def step_section(results: Results) -> str:
             f"{one['size']}, dropout {one['dropout']}",
             f"{one['ms_per_step']:,.0f}",
             f"{one['tokens_per_second']:,}",
-            f"{one['model_gflop']:.0f}",
+            f"{one['model_gflop']:,.0f}",
             f"{one['matmul_gflop_per_second']:.0f}",
             f"{one['matmul_fraction']:.1%}",
         )

@@ -130,7 +130,7 @@ def test_numbers_have_three_digits(value: float, shown: str) -> None:
 def test_ratios_of_the_step_stand_by_both_clocks() -> None:
     rows = cells(sections.training_section({"training": TRAINING}))
     shown = {(row[1], row[2]): row[3:] for row in rows if len(row) == 5}
-    assert shown["PyTorch eager", "places:"] == [
+    assert shown["PyTorch eager", "places"] == [
         "1.70 (1.53 to 1.87)",
         "3.40 (3.06 to 3.74)",
     ]
