@@ -5,7 +5,7 @@
 PYTHON ?= python3
 RUN := .venv/bin/python
 INSTALL := $(RUN) -m pip install --quiet --disable-pip-version-check
-# Large pages for glibc's allocator: a fifth off the CPU time of a step. It must stand
+# Large pages for glibc's allocator: a seventh off the CPU time of a step. It must stand
 # in the environment before the process starts; other systems ignore it.
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 # By file: the tests of a file share a run or a compilation. tests/conftest.py decides

@@ -2,8 +2,8 @@
 
 The table replaces what stands between the markers of docs/benchmarks.md; the text
 around it stays. What was measured is kept in --results, so that --only=NAMES measures
-some again and leaves the others. Twenty-five minutes on two cores; --quick takes a
-third of that, for figures that are less sure, and leaves the largest sizes out.
+some again and leaves the others. Sixteen minutes on two cores; --quick takes a third of
+that, for figures that are less sure, and leaves the largest sizes out.
 
 Masking and the host are measured on a real corpus where one is at hand, see --corpus.
 """
