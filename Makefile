@@ -5,15 +5,18 @@
 PYTHON ?= python3
 RUN := .venv/bin/python
 INSTALL := $(RUN) -m pip install --quiet --disable-pip-version-check
-# Large pages for glibc's allocator: a seventh off the CPU time of a step. It must stand
-# in the environment before the process starts; other systems ignore it.
-export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
+# glibc's allocator takes large pages and keeps what is freed: a tenth more steps a second
+# in the demo, see docs/benchmarks.md. It must stand in the environment before the process
+# starts; other systems ignore it.
+KEPT := glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1:$\
+glibc.malloc.mmap_threshold=1099511627776:glibc.malloc.trim_threshold=1099511627776
 # By file: the tests of a file share a run or a compilation. tests/conftest.py decides
 # on the order of the files.
 PARALLEL := -n auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
 
 .PHONY: demo test slow soak bench lint clean
 
+demo: export GLIBC_TUNABLES ?= $(KEPT)
 demo: .venv/ready
 	$(RUN) -m spanbert_jax.main --config=configs/tiny.py --workdir=runs/demo
 

@@ -21,8 +21,8 @@ _KEPT = (
 ALLOCATORS: Mapping[str, Mapping[str, str]] = {
     # As it comes, which has to be said lest something be set already.
     "usual": {VARIABLE: ""},
-    # With large pages, as `make` sets it.
+    # With large pages.
     "large": {VARIABLE: _LARGE_PAGES},
-    # With large pages, and what is freed stays with the process.
+    # With large pages, and what is freed stays with the process, as in `make demo`.
     "kept": {VARIABLE: ":".join(_KEPT)},
 }

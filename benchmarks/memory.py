@@ -7,8 +7,8 @@ update    ours, on one packed batch
 training  the same with batches that flow from the store through tf.data, as in a run
 eager     transformers' BertForMaskedLM with AdamW, on a padded batch of as many places
 
-With each of the allocators of allocator.py; `training` with "large" alone, which is
-what `make` sets. Beside them stands what they are made of: parameter_bytes, state_bytes
+With each of the allocators of allocator.py; `training` with "kept" alone, which is what
+`make demo` sets. Beside them stands what they are made of: parameter_bytes, state_bytes
 (parameters and the optimiser's two moments), temporary_bytes (activations, gradients
 and what else the compiled update needs beside its state, as the compiler says),
 imported_bytes (the process before it has any of them).
@@ -75,7 +75,7 @@ def main() -> None:
         "length": arguments.length,
     }
     for allocator in ALLOCATORS:
-        names = tuple(_CASES) if allocator == "large" else ("update",)
+        names = tuple(_CASES) if allocator == "kept" else ("update",)
         figures[allocator] = measure(arguments, names, allocator)
     print(json.dumps(figures))
 

@@ -50,7 +50,7 @@ def start(cache: Path, workdir: Path) -> Start:
     # A cache that is kept elsewhere would make every start a warm one.
     environment = {k: v for k, v in os.environ.items() if "COMPILATION_CACHE" not in k}
     environment |= {"PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
-    environment |= ALLOCATORS["large"]
+    environment |= ALLOCATORS["kept"]
     began = time.perf_counter()
     process = subprocess.Popen(
         command,

@@ -103,8 +103,8 @@ def test_memory_is_more_than_what_it_is_made_of() -> None:
     found = figures("memory.py", *TINY, BESIDE)
     for allocator, cases in (
         ("usual", ("update", "eager")),
-        ("large", ("update", "training", "eager")),
-        ("kept", ("update", "eager")),
+        ("large", ("update", "eager")),
+        ("kept", ("update", "training", "eager")),
     ):
         one = found[allocator]
         for case in cases:
