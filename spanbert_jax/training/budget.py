@@ -10,11 +10,11 @@ from spanbert_jax.model.spanbert import SpanBert
 from spanbert_jax.training.chips import Chip
 
 # What a layer keeps for its backward pass, as measured on what XLA makes for an H100
-# and a v5e in 16 bits: bytes for each number of the hidden state and, with "none", each
-# attention probability. The latter is that of Korthikanti et al. 2022 (2205.05198), the
-# former more than twice theirs, for XLA keeps some in float32.
-_KEPT_PER_NUMBER = {"none": 80, "dots": 20, "full": 2}
-_KEPT_PER_PROBABILITY = 5
+# and a v5p in 16 bits: bytes for each number of the hidden state and, with "none", each
+# attention probability. Korthikanti et al. 2022 (2205.05198) count 34 and 5: XLA keeps
+# some in float32; what dropout makes of the probabilities is computed again here.
+_KEPT_PER_NUMBER = {"none": 50, "dots": 23, "full": 2}
+_KEPT_PER_PROBABILITY = 2
 # A program that takes more than this share of a device's memory does not fit: XLA's
 # figure and what runs differ by buffers of the runtime.
 _USABLE = 0.97
