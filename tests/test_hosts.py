@@ -298,6 +298,7 @@ def test_four_processes_go_on_where_two_stopped_and_one_where_they_end(
     assert_same_run(workdir, alone)
 
 
+@pytest.mark.slow
 def test_processes_told_different_numbers_say_so_and_end(
     config: ConfigDict, tmp_path: Path
 ) -> None:
