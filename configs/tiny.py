@@ -4,7 +4,7 @@ Reproduces: nothing; shows the whole path on the Python reference manual's topic
 CPython ships (79 documents, about 100,000 tokens to train on).
 Expected: held-out MLM loss 0.1 to 0.2 nats below the unigram cross-entropy; so little
 text teaches the frequencies of words and little more.
-Cost: 2 minutes.
+Cost: a minute on two CPU cores.
 Command: python -m spanbert_jax.main --config=configs/tiny.py --workdir=runs/demo
 """
 
