@@ -15,18 +15,18 @@ _WATCH_SECONDS = 0.02
 Result = TypeVar("Result")
 
 
-def prepare_process(kind: str = "large") -> None:
+def prepare_process(allocator: str = "large") -> None:
     """Starts the script again with an allocator's setting, if there is none.
 
     Call this before any import that takes time.
 
     Args:
-        kind: of allocator.
+        allocator: of those in allocator.py.
     """
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     if VARIABLE not in os.environ:
-        environment = os.environ | ALLOCATORS[kind]
+        environment = os.environ | ALLOCATORS[allocator]
         os.execve(sys.executable, [sys.executable, *sys.argv], environment)
 
 

@@ -70,12 +70,7 @@ def ours(
     """Starts a worker of ours, of the geometry and batch that the arguments say."""
     words = [f"--corpus={arguments.corpus}", f"--rows={arguments.rows}"]
     words += [f"--exchange={exchange}", *_shape(arguments), "--cases", *cases]
-    return Worker(
-        "training_ours.py",
-        words,
-        cores=arguments.cores,
-        allocator=allocator,
-    )
+    return Worker("training_ours.py", words, cores=arguments.cores, allocator=allocator)
 
 
 def theirs(

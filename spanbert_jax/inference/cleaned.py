@@ -1,4 +1,4 @@
-"""Cleaned text: what a reader sees of it, and where its characters come from."""
+"""Cleaned text: as a corpus would have it, and where its characters come from."""
 
 import unicodedata
 from collections.abc import Iterable, Iterator

@@ -47,12 +47,9 @@ _MODULES = {
 }
 _LEAVES = {"embedding": "weight", "kernel": "weight", "scale": "weight", "bias": "bias"}
 
-_NUMBER = "(?:0|[1-9][0-9]*)"
-_KNOWN = re.compile(
-    "(?:{})[.](?:weight|bias)".format(
-        "|".join(_NUMBER.join(map(re.escape, m.split("{}"))) for m in _MODULES.values())
-    )
-)
+_ANY_MODULE = "|".join(map(re.escape, _MODULES.values()))
+_ANY_MODULE = _ANY_MODULE.replace(re.escape("{}"), "(?:0|[1-9][0-9]*)")
+_KNOWN = re.compile(rf"(?:{_ANY_MODULE})\.(?:weight|bias)")
 
 
 class Slot(NamedTuple):

@@ -34,11 +34,7 @@ from spanbert_jax.training.hosts import say
 from spanbert_jax.training.meter import Meter
 from spanbert_jax.training.metrics import Log
 from spanbert_jax.training.profiler import NO_STEPS, Profiler, check_steps
-from spanbert_jax.training.program import (
-    Program,
-    cast_votes,
-    make_program,
-)
+from spanbert_jax.training.program import Program, cast_votes, make_program
 from spanbert_jax.training.sharding import local_rows, make_mesh, on, put_batch
 from spanbert_jax.training.sinks import evaluation_at
 from spanbert_jax.training.step import DeviceBatch, TrainState
