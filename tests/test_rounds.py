@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import runs
+from benchmarks.allocator import ALLOCATORS
 from benchmarks.rounds import (
     Measure,
     Player,
@@ -94,6 +96,14 @@ def test_a_worker_has_its_cores_and_its_allocator(script: Path) -> None:
         described = worker.describe()
     assert described["cores"] == cores
     assert described["tunables"] == "glibc.malloc.hugetlb=1"
+
+
+def test_the_demo_and_the_documentation_keep_what_is_freed_as_benchmarks_do() -> None:
+    (kept,) = ALLOCATORS["kept"].values()
+    makefile = (runs.REPOSITORY / "Makefile").read_text().replace("$\\\n", "")
+    assert f"\nKEPT := {kept}\n" in makefile
+    page = (runs.REPOSITORY / "docs" / "benchmarks.md").read_text()
+    assert f"\nexport GLIBC_TUNABLES={kept}\n" in page
 
 
 def test_a_worker_that_ends_is_named_with_its_code(script: Path) -> None:
